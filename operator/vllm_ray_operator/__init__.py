@@ -1,0 +1,1 @@
+"""The control plane: reconciles VLLMDeployment resources into RayClusters and engine jobs."""

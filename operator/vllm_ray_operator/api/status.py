@@ -1,0 +1,145 @@
+"""``VLLMDeployment.status``: what the operator knows, and the intents it writes down before it acts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from vllm_ray_operator.api.base import ApiModel
+
+ConditionType = Literal["Ready", "Progressing", "ClusterReady", "Degraded"]
+ConditionStatus = Literal["True", "False", "Unknown"]
+Phase = Literal["Pending", "Starting", "Ready", "NotReady", "Stopping", "Fencing", "Backoff", "Stopped"]
+
+
+class Condition(ApiModel):
+    """A Kubernetes condition."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str
+    observed_generation: int
+    last_transition_time: datetime
+
+
+class Failure(ApiModel):
+    """Why an attempt ended, in words that say what to do."""
+
+    reason: str
+    message: str
+    time: datetime
+    attempt: int
+
+
+class Fence(ApiModel):
+    """The proof that an attempt is gone."""
+
+    attempt: int
+    time: datetime
+    how: Literal["JobEnded", "NeverStarted", "PodsGone"] = Field(
+        description=(
+            "JobEnded: its Ray job is terminal, its actors are dead, its placement group is removed. NeverStarted: "
+            "it was never submitted. PodsGone: every container that could hold a part of it has ended."
+        )
+    )
+
+
+class ContainerRef(ApiModel):
+    """One life of a pod's Ray container."""
+
+    pod: str
+    uid: str
+    restarts: int
+
+
+class Session(ApiModel):
+    """The life of the Ray cluster an attempt was made for: its head container and the containers of its slot."""
+
+    head: ContainerRef
+    slot: list[ContainerRef]
+
+
+class Endpoint(ApiModel):
+    """Where the replica's API server listens."""
+
+    address: str
+    port: int
+    pod: str
+    node: str | None = None
+
+
+class Rank(ApiModel):
+    """One data-parallel rank of an attempt and the pods it runs on."""
+
+    rank: int
+    instance_id: str
+    pods: list[str] = Field(default_factory=list)
+    nodes: list[str] = Field(default_factory=list)
+
+
+class Stop(ApiModel):
+    """A stop that was decided: written before it is carried out. ``failure`` tells a fault from a wish."""
+
+    reason: str
+    message: str
+    time: datetime
+    failure: bool
+    recycle: bool = Field(default=False, description="The slot's pods are deleted because the fence did not close.")
+
+
+class Attempt(ApiModel):
+    """One start of a replica: from the moment its number was taken until it is fenced."""
+
+    number: int
+    nonce: str
+    instance_id: str = Field(description="Also the submission id, the Ray namespace and the placement group's name.")
+    engine_revision: str
+    ray_cluster: str
+    session: Session
+    ray_job_ids: list[str] = Field(
+        default_factory=list, description="Every Ray job id ever seen for the submission; there may be several."
+    )
+    start_time: datetime
+    ready_time: datetime | None = None
+    endpoint: Endpoint | None = None
+    ranks: list[Rank] = Field(default_factory=list)
+    stop: Stop | None = None
+    end_time: datetime | None = Field(default=None, description="When its Ray job was first seen terminal or lost.")
+
+
+class ReplicaStatus(ApiModel):
+    """One replica."""
+
+    index: int
+    phase: Phase = "Pending"
+    message: str = ""
+    attempt: Attempt | None = Field(default=None, description="The attempt that is not fenced yet, if any.")
+    restarts: int = Field(default=0, description="Attempts after the first.")
+    failures: int = Field(default=0, description="Failures in a row; a replica that stays ready resets it.")
+    next_start_time: datetime | None = None
+    last_failure: Failure | None = None
+    last_fence: Fence | None = None
+
+
+class VLLMDeploymentStatus(ApiModel):
+    """What the operator reports."""
+
+    observed_generation: int = 0
+    last_attempt: int = Field(default=0, description="Number of the newest attempt of any replica. Only grows.")
+    cluster_revision: str | None = None
+    engine_revision: str | None = None
+    ray_cluster: str | None = None
+    endpoint: str | None = Field(default=None, description="Base URL of the OpenAI-compatible API in the cluster.")
+    current_replicas: int = Field(default=0, description="Replicas that exist, ready or not.")
+    ready_replicas: int = 0
+    replica_summary: str = Field(default="", description="Ready of wanted replicas, as shown by kubectl get.")
+    selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
+    replicas: list[ReplicaStatus] = Field(default_factory=list)
+    conditions: list[Condition] = Field(default_factory=list)
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of a type, or None."""
+        return next((c for c in self.conditions if c.type == kind), None)

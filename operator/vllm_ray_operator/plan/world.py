@@ -1,0 +1,160 @@
+"""What was observed: one typed, immutable snapshot for one VLLMDeployment.
+
+``None`` for a part that can fail to be read means *not known*, never *not there*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vllm_ray_operator.api.spec import VLLMDeploymentSpec
+from vllm_ray_operator.api.status import VLLMDeploymentStatus
+
+Manifest = Mapping[str, Any]
+JobStatus = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+TERMINAL: frozenset[JobStatus] = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The resource itself. ``raw_spec`` is exactly what the user wrote (no defaults added by us)."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    spec: VLLMDeploymentSpec
+    raw_spec: Mapping[str, Any]
+    status: VLLMDeploymentStatus
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A head or worker pod. ``restarts`` and ``ready`` are those of its Ray container."""
+
+    name: str
+    uid: str
+    cluster: str
+    group: str
+    is_head: bool
+    ip: str | None
+    node: str | None
+    ready: bool
+    deleting: bool
+    restarts: int
+    problem: str = ""  # why it does not run, in words: image pull, unschedulable, crash
+    problem_reason: str = ""  # the same as a CamelCase reason
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A RayCluster of ours. ``head_ready`` is KubeRay's HeadPodReady, never its sticky ``state``."""
+
+    name: str
+    uid: str
+    resource_version: str
+    revision: str
+    deleting: bool
+    head_ready: bool
+    groups: tuple[tuple[str, int], ...]  # (group name, desired pods), in the object's order
+    pods: tuple[Pod, ...]
+    problem: str = ""  # what KubeRay reports, such as a failed pod creation
+    ray_error: str = ""  # why its dashboard could not be read ("" when it was)
+
+    @property
+    def head(self) -> Pod | None:
+        """The live head pod, if there is one."""
+        return next((p for p in self.pods if p.is_head and not p.deleting), None)
+
+    def slot(self, group: str) -> tuple[Pod, ...]:
+        """The worker pods of one slot, those being deleted too."""
+        return tuple(p for p in self.pods if not p.is_head and p.group == group)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submission as Ray's Jobs API tells it."""
+
+    status: JobStatus
+    message: str = ""
+    ray_job_ids: tuple[str, ...] = ()
+    driver_ip: str | None = None
+    result: Mapping[str, str] | None = None  # the launcher's last words (outcome, reason, message), from the log
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What the State API still knows alive of an attempt. ``complete`` only if the answer was whole."""
+
+    complete: bool
+    actors: tuple[str, ...] = ()  # "name (state) on node id, pid n"
+    placement_groups: tuple[str, ...] = ()
+
+    @property
+    def none(self) -> bool:
+        """Whether it is proven that nothing is left."""
+        return self.complete and not self.actors and not self.placement_groups
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the attempt's launcher says on its control endpoint."""
+
+    phase: str
+    message: str
+    ready: bool
+    reason: str = ""
+    ranks: tuple[tuple[int, str, tuple[str, ...]], ...] = ()  # (rank, instance id, node ips)
+    cause: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """What was observed of one attempt.
+
+    ``job``: the submission; ``"absent"`` when Ray answered that it does not know it; None when Ray did not answer.
+    ``leftovers`` and ``engine``: None when not asked for or not answered.
+    """
+
+    job: Job | Literal["absent"] | None
+    leftovers: Leftovers | None = None
+    engine: EngineState | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that stands in the way of the whole deployment, found by observing or by the last action."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A ControllerRevision: what the user wrote (``written``) and what it was resolved to (``resolved``)."""
+
+    name: str
+    kind: Literal["cluster", "engine"]
+    number: int
+    written: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class World:
+    """All of it."""
+
+    deployment: Deployment
+    revisions: tuple[Revision, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
+    services: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
+    endpoint_slices: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
+    attempts: Mapping[str, AttemptView] = field(default_factory=dict)  # by instance id
+    problems: tuple[Problem, ...] = ()
+
+    def cluster(self, name: str) -> Cluster | None:
+        """Return the RayCluster of that name, or None."""
+        return next((c for c in self.clusters if c.name == name), None)
