@@ -1,0 +1,67 @@
+"""Names and labels, in one place. What is derived here is never parsed back: facts are carried by labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+MANAGER = "vllm-ray-operator"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+DEPLOYMENT = "vllm-ray.dev/deployment"
+CLUSTER_REVISION = "vllm-ray.dev/cluster-revision"
+REPLICA = "vllm-ray.dev/replica"
+
+CONTROL_PORT = 8070
+DASHBOARD_PORT = 8265
+
+# A RayCluster's name may have 53 characters; ours adds "-" and a hash of 8. The instance id (name, uid, attempt, nonce)
+# is longer than any Kubernetes name but lives in Ray only.
+MAX_NAME_LENGTH = 44
+
+
+def selector(deployment: str) -> dict[str, str]:
+    """Return the labels that all objects and pods of one VLLMDeployment carry."""
+    return {MANAGED_BY: MANAGER, DEPLOYMENT: deployment}
+
+
+def short_hash(value: Mapping[str, Any]) -> str:
+    """Return 8 hex digits that name the content of a JSON value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def revision(deployment: str, kind: str, digest: str) -> str:
+    """Return the name of a ControllerRevision."""
+    return f"{deployment}-{kind}-{digest}"
+
+
+def ray_cluster(deployment: str, digest: str) -> str:
+    """Return the name of the RayCluster of a cluster revision."""
+    return f"{deployment}-{digest}"
+
+
+def slot(replica: int) -> str:
+    """Return the worker group that belongs to a replica."""
+    return f"slot-{replica}"
+
+
+def slot_resource(replica: int) -> str:
+    """Return the Ray resource that every accelerator of a slot comes with."""
+    return f"vd-slot-{replica}"
+
+
+def driver_resource(replica: int) -> str:
+    """Return the Ray resource that pins a replica's launcher to its slot."""
+    return f"vd-driver-{replica}"
+
+
+def endpoint_slice(deployment: str, replica: int) -> str:
+    """Return the name of a replica's EndpointSlice."""
+    return f"{deployment}-{replica}"
+
+
+def head_service(cluster: str) -> str:
+    """Return the Service that KubeRay makes for a head (utils.GenerateHeadServiceName for RayClusters)."""
+    return f"{cluster}-head-svc"
