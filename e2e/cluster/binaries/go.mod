@@ -3,7 +3,7 @@ module vllm-ray.dev/e2e/binaries
 go 1.25.0
 
 require (
-	github.com/coredns/coredns v1.14.2
+	github.com/coredns/coredns v1.13.2
 	github.com/spf13/cobra v1.9.1
 	k8s.io/component-base v0.34.3
 	k8s.io/kubernetes v1.34.2
@@ -104,7 +104,6 @@ require (
 	github.com/openshift/api v0.0.0-20251214014457-bfa868a22401 // indirect
 	github.com/opentracing/opentracing-go v1.2.0 // indirect
 	github.com/orcaman/concurrent-map/v2 v2.0.1 // indirect
-	github.com/pires/go-proxyproto v0.11.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
 	github.com/pquerna/cachecontrol v0.1.0 // indirect
