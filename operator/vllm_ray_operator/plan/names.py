@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_ray_operator.api import API_VERSION, KIND
+
 MANAGER = "vllm-ray-operator"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 DEPLOYMENT = "vllm-ray.dev/deployment"
 CLUSTER_REVISION = "vllm-ray.dev/cluster-revision"
 REPLICA = "vllm-ray.dev/replica"
+REVISION_KIND = "vllm-ray.dev/revision-kind"
 
 CONTROL_PORT = 8070
 DASHBOARD_PORT = 8265
@@ -65,3 +68,15 @@ def endpoint_slice(deployment: str, replica: int) -> str:
 def head_service(cluster: str) -> str:
     """Return the Service that KubeRay makes for a head (utils.GenerateHeadServiceName for RayClusters)."""
     return f"{cluster}-head-svc"
+
+
+def owner_reference(deployment: str, uid: str) -> dict[str, Any]:
+    """Return the owner reference through which all objects of a VLLMDeployment go away with it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": deployment,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

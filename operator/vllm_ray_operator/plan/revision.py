@@ -1,0 +1,172 @@
+"""Revisions: what the user wrote, resolved once and kept.
+
+A revision is rendered anew only when the part of the spec that it comes from was changed by the user, never because
+the operator or its defaults changed. So an operator upgrade rolls nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from vllm_ray_operator.api.base import ApiModel
+from vllm_ray_operator.api.spec import EnvVar, VLLMDeploymentSpec
+from vllm_ray_operator.plan import model_uri, names
+from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable, accelerators_per_node, render_cluster
+from vllm_ray_operator.plan.world import Deployment, Manifest, Revision, World
+
+HISTORY_LIMIT = 10
+
+DEFAULT_PORT = 8000
+DEFAULT_STARTUP_TIMEOUT_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the installation provides for fields that the user left out."""
+
+    engine_image: str | None = None
+
+
+class ResolvedEngine(ApiModel):
+    """An engine revision, written out: all that an engine job is made from."""
+
+    model: str
+    model_revision: str | None
+    served_name: str
+    port: int
+    tensor: int
+    pipeline: int
+    accelerators_per_node: int
+    args: list[str]
+    env: list[EnvVar]
+    startup_timeout_seconds: int
+
+
+ResolvedT = TypeVar("ResolvedT", ResolvedCluster, ResolvedEngine)
+
+
+@dataclass(frozen=True)
+class Chosen(Generic[ResolvedT]):
+    """The revision that the spec asks for. ``create`` is its ControllerRevision when it is not stored yet."""
+
+    name: str
+    digest: str
+    resolved: ResolvedT
+    create: Manifest | None
+
+
+def cluster_input(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the written spec that decides how the RayCluster looks."""
+    engine = raw.get("engine") or {}
+    uri = str((raw.get("model") or {}).get("uri", ""))
+    return {
+        "cluster": raw.get("cluster") or {},
+        "parallelism": raw.get("parallelism") or {},
+        "image": engine.get("image"),
+        "shmSize": engine.get("shmSize"),
+        "claim": model_uri.parse(uri).claim,
+    }
+
+
+def engine_input(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the written spec that decides how the engine is run in a given cluster."""
+    engine = {k: v for k, v in (raw.get("engine") or {}).items() if k not in ("image", "shmSize")}
+    workers = (raw.get("cluster") or {}).get("workers") or {}
+    return {
+        "model": raw.get("model") or {},
+        "engine": engine,
+        "parallelism": raw.get("parallelism") or {},
+        "acceleratorsPerNode": workers.get("acceleratorsPerNode"),
+    }
+
+
+def choose_cluster(world: World, defaults: Defaults) -> Chosen[ResolvedCluster]:
+    """Return the cluster revision of the spec. Raises Unresolvable when something the user must give is missing."""
+    deployment = world.deployment
+    written = cluster_input(deployment.raw_spec)
+    stored = _stored(world, "cluster", written)
+    if stored is not None:
+        return Chosen(stored.name, _digest(stored), ResolvedCluster.model_validate(stored.resolved), None)
+    resolved = render_cluster(deployment.name, deployment.spec, defaults.engine_image)
+    return _new(world, "cluster", written, resolved)
+
+
+def choose_engine(world: World) -> Chosen[ResolvedEngine]:
+    """Return the engine revision of the spec."""
+    deployment = world.deployment
+    written = engine_input(deployment.raw_spec)
+    stored = _stored(world, "engine", written)
+    if stored is not None:
+        return Chosen(stored.name, _digest(stored), ResolvedEngine.model_validate(stored.resolved), None)
+    return _new(world, "engine", written, render_engine(deployment.spec))
+
+
+def render_engine(spec: VLLMDeploymentSpec) -> ResolvedEngine:
+    """Write the defaults of today into an engine revision."""
+    source = model_uri.parse(spec.model.uri)
+    tensor, pipeline = spec.parallelism.tensor or 1, spec.parallelism.pipeline or 1
+    return ResolvedEngine(
+        model=source.argument,
+        model_revision=spec.model.revision,
+        served_name=spec.model.served_name or source.name,
+        port=spec.engine.port or DEFAULT_PORT,
+        tensor=tensor,
+        pipeline=pipeline,
+        accelerators_per_node=accelerators_per_node(spec),
+        args=list(spec.engine.args),
+        env=list(spec.engine.env),
+        startup_timeout_seconds=spec.engine.startup_timeout_seconds or DEFAULT_STARTUP_TIMEOUT_SECONDS,
+    )
+
+
+def surplus(world: World, in_use: Sequence[str]) -> list[Revision]:
+    """Return the stored revisions beyond the history limit, oldest first; those in use always stay."""
+    unused = sorted((r for r in world.revisions if r.name not in in_use), key=lambda r: r.number)
+    return unused[: max(0, len(unused) - HISTORY_LIMIT)]
+
+
+def _stored(world: World, kind: Literal["cluster", "engine"], written: Mapping[str, Any]) -> Revision | None:
+    same = [r for r in world.revisions if r.kind == kind and r.written == written]
+    return max(same, key=lambda r: r.number, default=None)
+
+
+def _digest(revision: Revision) -> str:
+    return names.short_hash(revision.resolved)
+
+
+def _new(
+    world: World, kind: Literal["cluster", "engine"], written: Mapping[str, Any], resolved: ResolvedT
+) -> Chosen[ResolvedT]:
+    deployment = world.deployment
+    content = resolved.to_wire()
+    digest = names.short_hash(content)
+    name = names.revision(deployment.name, kind, digest)
+    number = 1 + max((r.number for r in world.revisions), default=0)
+    return Chosen(name, digest, resolved, _controller_revision(deployment, name, kind, number, written, content))
+
+
+def _controller_revision(
+    deployment: Deployment,
+    name: str,
+    kind: str,
+    number: int,
+    written: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+) -> Manifest:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": {
+            "name": name,
+            "namespace": deployment.namespace,
+            "labels": {**names.selector(deployment.name), names.REVISION_KIND: kind},
+            "ownerReferences": [names.owner_reference(deployment.name, deployment.uid)],
+        },
+        "revision": number,
+        "data": {"written": dict(written), "resolved": dict(resolved)},
+    }
+
+
+__all__ = ["Chosen", "Defaults", "ResolvedEngine", "Unresolvable", "choose_cluster", "choose_engine", "surplus"]
