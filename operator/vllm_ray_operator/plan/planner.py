@@ -1,0 +1,152 @@
+"""The planner: one observed world to one status and the actions of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.plan import names, raycluster, revision, status, traffic
+from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
+from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
+from vllm_ray_operator.plan.replica import Aim, plan_replica, start_obstacle
+from vllm_ray_operator.plan.revision import Chosen, Defaults
+from vllm_ray_operator.plan.world import Problem, World
+
+RAY_ERROR_POLL_SECONDS = 5.0
+
+
+def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: Defaults) -> Plan:
+    """Plan one step.
+
+    Pure: the same arguments give the same plan. ``new_nonce`` is called once per new attempt. The caller writes the
+    status first, and carries out the actions only if that succeeded.
+    """
+    deployment = world.deployment
+    try:
+        cluster = revision.choose_cluster(world, defaults)
+    except Unresolvable as error:
+        return _unresolvable(world, Problem(error.reason, str(error)), now)
+    engine = revision.choose_engine(world)
+    unsaved = [Create(chosen.create) for chosen in (cluster, engine) if chosen.create is not None]
+    if unsaved:
+        # Nothing is made from a revision that is not stored: it could be resolved otherwise by the next operator.
+        return Plan(deployment.status, tuple(unsaved), 0.0)
+    counter = _Counter(deployment.status.last_attempt)
+    cluster_name = names.ray_cluster(deployment.name, cluster.digest)
+    aim = Aim(world, now, cluster, cluster_name, engine, counter.take, new_nonce)
+
+    actions: list[Action] = []
+    known = {r.index: r for r in deployment.status.replicas}
+    replicas: list[ReplicaStatus] = []
+    wakes: list[float] = []
+    for index in sorted({*known, *range(deployment.spec.replicas)}):
+        wanted = index < deployment.spec.replicas
+        step = plan_replica(aim, known.get(index, ReplicaStatus(index=index)), wanted=wanted)
+        actions.extend(step.actions)
+        if step.wake_after is not None:
+            wakes.append(step.wake_after)
+        if wanted or step.status.attempt is not None:
+            replicas.append(step.status)
+    actions.extend(_sync_clusters(aim, replicas))
+    actions.extend(traffic.sync(world, replicas, engine.resolved.port))
+    actions.extend(_prune(world, cluster.name, engine.name, replicas))
+    after, news = _status(aim, replicas, counter.value)
+    if (target := world.cluster(cluster_name)) is not None and target.ray_error:
+        wakes.append(RAY_ERROR_POLL_SECONDS)
+    return Plan(after, (*actions, *news), min(wakes, default=None))
+
+
+class _Counter:
+    """The deployment-wide attempt counter. It only grows."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def take(self) -> int:
+        self.value += 1
+        return self.value
+
+
+def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
+    """Keep exactly the RayCluster of the wanted revision; an older one goes when no attempt is left on it."""
+    world, actions = aim.world, list[Action]()
+    stored = {r.index: r for r in world.deployment.status.replicas}
+    busy = {r.attempt.ray_cluster for r in (*replicas, *stored.values()) if r.attempt is not None}
+    for old in world.clusters:
+        if old.name != aim.cluster_name and not old.deleting and old.name not in busy:
+            actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
+    target = world.cluster(aim.cluster_name)
+    wanted = {*range(world.deployment.spec.replicas), *(r.index for r in replicas if r.attempt is not None)}
+    if target is None:
+        # The accelerators of the old one have to be free first.
+        if not world.clusters:
+            actions.append(Create(_manifest(aim, aim.cluster)))
+    elif not target.deleting:
+        patch = raycluster.sync_slots(target, aim.cluster.resolved, wanted)
+        if patch is not None:
+            actions.append(patch)
+    return actions
+
+
+def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster]) -> dict[str, object]:
+    deployment = aim.world.deployment
+    manifest = raycluster.manifest(
+        deployment, aim.cluster_name, cluster.name, cluster.resolved, deployment.spec.replicas
+    )
+    return dict(manifest)
+
+
+def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaStatus]) -> list[Action]:
+    in_use = {cluster, engine, *(c.revision for c in world.clusters)}
+    in_use |= {r.attempt.engine_revision for r in replicas if r.attempt is not None}
+    surplus = revision.surplus(world, sorted(in_use))
+    return [Delete("ControllerRevision", r.name, None, "beyond the history limit") for r in surplus]
+
+
+def _status(aim: Aim, replicas: list[ReplicaStatus], last_attempt: int) -> tuple[VLLMDeploymentStatus, list[Action]]:
+    deployment, problems = aim.world.deployment, aim.world.problems
+    count = deployment.spec.replicas
+    wanted = [r for r in replicas if r.index < count]
+    target = aim.world.cluster(aim.cluster_name)
+    pods = aim.cluster.resolved.pods_per_slot
+    obstacles = [start_obstacle(target, r.index, pods) for r in wanted]
+    judged = status.verdicts(replicas, count, status.cluster_verdict(target, obstacles, problems), problems)
+    conditions = status.conditions(deployment.status, judged, deployment.generation, aim.now)
+    ready = sum(r.phase == "Ready" for r in wanted)
+    after = VLLMDeploymentStatus(
+        observed_generation=deployment.generation,
+        last_attempt=last_attempt,
+        cluster_revision=aim.cluster.name,
+        engine_revision=aim.engine.name,
+        ray_cluster=aim.cluster_name,
+        endpoint=traffic.base_url(deployment, aim.engine.resolved.port),
+        current_replicas=len(replicas),
+        ready_replicas=ready,
+        replica_summary=f"{ready}/{count}",
+        selector=",".join(f"{key}={value}" for key, value in sorted(names.selector(deployment.name).items())),
+        replicas=replicas,
+        conditions=conditions,
+    )
+    return after, list(status.news(deployment.status, conditions, problems))
+
+
+def _unresolvable(world: World, problem: Problem, now: datetime) -> Plan:
+    """The spec cannot be turned into anything: say so, and leave what runs as it is."""
+    deployment, problems = world.deployment, [problem, *world.problems]
+    judged = status.verdicts(
+        deployment.status.replicas,
+        deployment.spec.replicas,
+        status.Verdict("False", problem.reason, problem.message),
+        problems,
+    )
+    conditions = status.conditions(deployment.status, judged, deployment.generation, now)
+    count = deployment.spec.replicas
+    after = deployment.status.model_copy(
+        update={
+            "observed_generation": deployment.generation,
+            "conditions": conditions,
+            "replica_summary": f"{deployment.status.ready_replicas}/{count}",
+        }
+    )
+    return Plan(after, tuple(status.news(deployment.status, conditions, problems)), None)

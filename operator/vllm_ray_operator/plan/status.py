@@ -1,0 +1,128 @@
+"""Conditions: what a person (or kstatus) reads first.
+
+Messages carry no times, so that an unchanged world writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from vllm_ray_operator.api.status import Condition, ConditionStatus, ConditionType, ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.plan import restart
+from vllm_ray_operator.plan.actions import Emit
+from vllm_ray_operator.plan.world import Cluster, Problem
+
+ORDER: tuple[ConditionType, ...] = ("Ready", "Progressing", "ClusterReady", "Degraded")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A condition without its bookkeeping."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+def cluster_verdict(cluster: Cluster | None, obstacles: Sequence[str], problems: Sequence[Problem]) -> Verdict:
+    """Judge the RayCluster: its head, the pods of every wanted slot, and whether Ray answers."""
+    if problems:
+        return Verdict("False", problems[0].reason, problems[0].message)
+    if cluster is None:
+        return Verdict("False", "CreatingCluster", "the RayCluster is being created")
+    pod = next((p for p in cluster.pods if p.problem), None)
+    waiting = next((o for o in obstacles if o), "")
+    if waiting:
+        if cluster.ray_error == waiting:
+            return Verdict("False", "RayUnreachable", waiting)
+        return Verdict("False", pod.problem_reason if pod and pod.problem_reason else "WaitingForPods", waiting)
+    return Verdict("True", "ClusterReady", "head and workers are ready")
+
+
+def verdicts(
+    replicas: Sequence[ReplicaStatus], count: int, cluster: Verdict, problems: Sequence[Problem]
+) -> dict[ConditionType, Verdict]:
+    """Judge the deployment. ``count`` is how many replicas are asked for, ``replicas`` those that exist."""
+    wanted = [r for r in replicas if r.index < count]
+    leaving = len(replicas) - len(wanted)
+    ready = sum(r.phase == "Ready" for r in wanted)
+    looping = [r for r in wanted if r.failures >= restart.CRASH_LOOP_FAILURES and r.last_failure]
+    failing = [r for r in wanted if r.phase in ("Backoff", "NotReady") or (r.failures and r.phase != "Ready")]
+    unready = [r for r in wanted if r.phase != "Ready"]
+    if problems:
+        main = Verdict("False", problems[0].reason, problems[0].message)
+    elif count == 0:
+        main = Verdict("True", "ScaledToZero", "no replica is asked for")
+    elif ready == count:
+        main = Verdict("True", "AllReplicasReady", f"{count} of {count} replicas ready")
+    else:
+        reason, detail = _why_not_ready(unready, cluster)
+        main = Verdict("False", reason, f"{ready} of {count} replicas ready: {detail}")
+    result: dict[ConditionType, Verdict] = {"Ready": main, "ClusterReady": cluster}
+    if looping:
+        worst = max(looping, key=lambda r: r.failures)
+        text = (
+            f"replica {worst.index} failed again and again: {worst.last_failure.message if worst.last_failure else ''}"
+        )
+        result["Degraded"] = Verdict("True", "CrashLoop", text)
+    elif problems or failing or (cluster.status == "False" and cluster.reason not in _HARMLESS):
+        result["Degraded"] = Verdict("True", main.reason, main.message)
+    else:
+        result["Degraded"] = Verdict("False", "AsExpected", "nothing has failed")
+    if main.status == "False":
+        result["Progressing"] = Verdict("True", main.reason, main.message)
+    elif leaving:
+        result["Progressing"] = Verdict("True", "ScalingDown", f"{leaving} replicas are being stopped")
+    else:
+        result["Progressing"] = Verdict("False", "Complete", "all that the spec asks for is there")
+    return result
+
+
+_HARMLESS = ("CreatingCluster", "WaitingForPods")
+
+
+def _why_not_ready(unready: Sequence[ReplicaStatus], cluster: Verdict) -> tuple[str, str]:
+    failed = next((r for r in unready if r.phase == "Backoff" and r.last_failure), None)
+    if failed and failed.last_failure:
+        return failed.last_failure.reason, f"replica {failed.index}: {failed.last_failure.message}"
+    if cluster.status == "False":
+        return cluster.reason, cluster.message
+    first = unready[0] if unready else None
+    if first is None:
+        return "Starting", "waiting for the first replica"
+    return (
+        "Starting" if first.phase in ("Pending", "Starting") else first.phase
+    ), f"replica {first.index}: {first.message}"
+
+
+def conditions(
+    before: VLLMDeploymentStatus, judged: dict[ConditionType, Verdict], generation: int, now: datetime
+) -> list[Condition]:
+    """Return the conditions; the transition time moves only when the status does."""
+    result = []
+    for kind in ORDER:
+        verdict, old = judged[kind], before.condition(kind)
+        same = old is not None and old.status == verdict.status
+        result.append(
+            Condition(
+                type=kind,
+                status=verdict.status,
+                reason=verdict.reason,
+                message=verdict.message,
+                observed_generation=generation,
+                last_transition_time=old.last_transition_time if same and old else now,
+            )
+        )
+    return result
+
+
+def news(before: VLLMDeploymentStatus, after: Sequence[Condition], problems: Sequence[Problem]) -> list[Emit]:
+    """Return one event for every cluster fault that is new. Faults of replicas have events of their own."""
+    old = before.condition("ClusterReady")
+    new = next(c for c in after if c.type == "ClusterReady")
+    fault = new.status == "False" and (bool(problems) or new.reason not in _HARMLESS)
+    if fault and (old is None or (old.reason, old.message) != (new.reason, new.message)):
+        return [Emit("Warning", new.reason, new.message)]
+    return []
