@@ -1,0 +1,88 @@
+# vllm-ray-operator. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+export PYTHONPATH := operator:.
+export PYTHONDONTWRITEBYTECODE :=
+
+SHELL_SCRIPTS := $(shell git ls-files '*.sh' .ci/run)
+DOCKERFILES := $(shell git ls-files 'images/*/Dockerfile')
+
+##@ Use it
+.PHONY: demo
+demo: $(VENV)/.ready ## Bring up Kubernetes, KubeRay and the operator; end with a chat answer (CONTEXT=name: an existing cluster)
+	$(PY) -m e2e.demo $(if $(CONTEXT),--context '$(CONTEXT)')
+
+.PHONY: demo-down
+demo-down: $(VENV)/.ready ## Take down what the demo brought up
+	$(PY) -m e2e.cluster down
+
+##@ Test it
+.PHONY: test
+test: lint test-unit test-integration test-engine test-e2e ## Run all tests, set-up included
+
+.PHONY: test-unit
+test-unit: $(VENV)/.ready ## Pure tests, seconds
+	$(PY) -m pytest tests -m 'not integration and not engine and not cluster'
+
+.PHONY: test-integration
+test-integration: $(VENV)/.ready ## A real control plane with KubeRay; no node
+	$(PY) -m e2e.run_tests integration
+
+.PHONY: test-engine
+test-engine: $(VENV)/.ready ## Real vLLM on real Ray, inside the engine image
+	$(PY) -m e2e.run_tests engine
+
+.PHONY: test-e2e
+test-e2e: $(VENV)/.ready ## The whole path on a real one-machine cluster
+	$(PY) -m e2e.run_tests e2e
+
+##@ Keep it clean
+.PHONY: lint
+lint: $(VENV)/.ready ## Formatting, types, import walls, Dockerfiles, shell, charts, generated files
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy operator/vllm_ray_operator operator/vllm_ray_engine e2e
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/hadolint --config .hadolint.yaml $(DOCKERFILES)
+	$(VENV)/bin/shellcheck $(SHELL_SCRIPTS)
+	$(VENV)/bin/yamllint --strict -c .yamllint.yaml crds examples charts/*/values.yaml charts/*/Chart.yaml
+	$(PY) -m e2e.run_tests helm-lint
+	$(PY) -m vllm_ray_operator.api.crd --check
+
+.PHONY: generate
+generate: $(VENV)/.ready ## Write the generated files: CRDs, chart templates, API docs
+	$(PY) -m vllm_ray_operator.api.crd
+
+.PHONY: format
+format: $(VENV)/.ready ## Format the code
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+.PHONY: lock
+lock: ## Pin the dependencies anew (needs uv)
+	uv pip compile pyproject.toml --generate-hashes --no-annotate --no-header --python-version 3.11 -o requirements/operator.txt
+	uv pip compile pyproject.toml --group dev --generate-hashes --no-annotate --no-header --python-version 3.11 -o requirements/dev.txt
+
+##@ Measure it
+.PHONY: bench
+bench: $(VENV)/.ready ## Start-up time and memory of the operator
+	$(PY) -m e2e.run_tests bench
+
+.PHONY: venv
+venv: $(VENV)/.ready ## The development environment
+
+$(VENV)/.ready: requirements/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: PYTHON=python3.x make ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	touch $@
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
