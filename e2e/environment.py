@@ -1,0 +1,74 @@
+"""The embedded cluster, its tools and its images, brought up together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.kube import Kube
+from e2e.waiting import say
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that was built: its tag, and an archive of it."""
+
+    tag: str
+    archive: Path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A cluster that runs, with images that its nodes know."""
+
+    kube: Kube
+    operator_image: str
+    engine_image: str
+
+
+def module(*args: str) -> str:
+    """Run one of our own modules; its progress goes to our stderr. Returns what it printed.
+
+    Raises:
+        SystemExit: the module failed; it has said why.
+    """
+    done = subprocess.run([sys.executable, "-m", *args], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)
+    return done.stdout
+
+
+def build_images(*names: str) -> dict[str, Image]:
+    """Build images, or find them built."""
+    built = json.loads(module("e2e.images", "build", *names))
+    return {name: Image(built[name]["tag"], Path(built[name]["archive"])) for name in names}
+
+
+def tools() -> Path:
+    """Return the folder of kubectl and helm."""
+    return Path(module("e2e.cluster", "tools").strip())
+
+
+def up(mode: str, name: str | None = None) -> Kube:
+    """Bring a cluster up and return access to it."""
+    named = ["--name", name] if name else []
+    module("e2e.cluster", *named, "up", "--mode", mode)
+    return Kube(tools=tools(), kubeconfig=Path(module("e2e.cluster", *named, "kubeconfig").strip()))
+
+
+def bring_up(name: str | None = None) -> Environment:
+    """Bring up the whole: cluster and images side by side, then the images into the nodes."""
+    with ThreadPoolExecutor() as pool:
+        images = pool.submit(build_images, "operator", "engine-cpu")
+        kube = pool.submit(up, "node", name)
+        built, cluster = images.result(), kube.result()
+    say("loading the images into the nodes")
+    named = ["--name", name] if name else []
+    module("e2e.cluster", *named, "load", *(str(image.archive) for image in built.values()))
+    return Environment(cluster, built["operator"].tag, built["engine-cpu"].tag)

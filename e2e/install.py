@@ -1,0 +1,30 @@
+"""The operator, installed with its own charts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from e2e.kube import Kube
+from e2e.waiting import say
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMESPACE = "vllm-ray-system"
+RELEASE = "vllm-ray-operator"
+
+
+def install_operator(kube: Kube, operator_image: str, engine_image: str) -> None:
+    """Install (or upgrade) CRDs and operator by helm, and wait until the operator is ready.
+
+    Raises:
+        CommandError: helm or the operator did not succeed.
+    """
+    repository, _, tag = operator_image.rpartition(":")
+    say("installing the CRDs and the operator with helm")
+    kube.helm("upgrade", "--install", f"{RELEASE}-crds", str(ROOT / "charts" / f"{RELEASE}-crds"))
+    kube.helm(
+        *("upgrade", "--install", RELEASE, str(ROOT / "charts" / RELEASE)),
+        *("--namespace", NAMESPACE, "--create-namespace"),
+        *("--set-string", f"image.repository={repository}", "--set-string", f"image.tag={tag}"),
+        *("--set-string", f"defaults.engineImage={engine_image}"),
+    )
+    kube.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s", seconds=150)
