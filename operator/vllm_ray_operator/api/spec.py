@@ -14,7 +14,16 @@ from pydantic import Field
 from vllm_ray_operator.api.base import ApiModel
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
-Quantity = int | str
+# A Kubernetes quantity without a sign: no size or amount here can be negative.
+Quantity = (
+    Annotated[int, Field(ge=0)]
+    | Annotated[
+        str,
+        Field(pattern=r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$", max_length=32),
+    ]
+)
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
+AnnotationValue = Annotated[str, Field(max_length=65536)]
 PodOverlay = Annotated[
     dict[str, Any],
     Field(
@@ -115,6 +124,7 @@ class Workers(ApiModel):
     accelerator_resource: str | None = Field(
         default=None,
         max_length=253,
+        pattern=r"^([a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*)?$",
         description=(
             "Extended resource that a worker pod asks for. Default: nvidia.com/gpu. "
             "An empty string asks for none (CPU builds of vLLM)."
@@ -135,7 +145,7 @@ class Cluster(ApiModel):
 
     ray_version: str | None = Field(
         default=None,
-        pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([a-z0-9.]+)?$",
+        pattern=r"^[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}([a-z0-9.]+)?$",
         max_length=32,
         description="Version of Ray in the engine image. Default: 2.60.0.",
     )
@@ -148,10 +158,10 @@ class Cluster(ApiModel):
     )
     head: Head | None = None
     workers: Workers | None = None
-    labels: dict[str, str] = Field(
+    labels: dict[str, LabelValue] = Field(
         default_factory=dict, max_length=32, description="More labels of the RayCluster (queues, cost centres)."
     )
-    annotations: dict[str, str] = Field(
+    annotations: dict[str, AnnotationValue] = Field(
         default_factory=dict, max_length=32, description="More annotations of the RayCluster."
     )
 
