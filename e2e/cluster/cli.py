@@ -1,0 +1,191 @@
+"""The command line: ``python -m e2e.cluster``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from e2e.cluster.cluster import Cluster, Mode
+from e2e.cluster.controlplane import control_plane_namespaces
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.layout import Layout
+from e2e.cluster.preflight import probe, problem
+from e2e.cluster.progress import Progress
+from e2e.cluster.teardown import take_down
+from e2e.cluster.tools import ensure_tools
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAILED, UNFIT, INTERRUPTED = 1, 2, 130
+
+DESCRIPTION = """\
+A real Kubernetes with KubeRay on this machine, in network namespaces of its own.
+
+Needs Linux, root, Go 1.25, 12 GB of memory and 15 GB of disk. The first `up` builds everything from
+source (some 15 minutes on two cores); later ones take seconds. Every command may be interrupted and
+run again. Nothing of the machine's own network is changed; the API server is reached through a
+forwarder on 127.0.0.1, by the kubeconfig that `kubeconfig` prints.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    top = argparse.ArgumentParser(
+        prog="python -m e2e.cluster", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--name", default="vro", help="name of the cluster; several can stand side by side (default: vro)")
+    top.add_argument("--state-dir", type=Path, help="folder of its state (default: in the user's cache folder)")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    up = commands.add_parser("up", help="bring the cluster up; quick when it is up; starts again what has died")
+    up.add_argument(
+        "--mode",
+        type=Mode,
+        choices=list(Mode),
+        default=Mode.CONTROL_PLANE,
+        help="control-plane: etcd, API server, controller manager, KubeRay, CRDs (pods stay Pending); "
+        "node: also scheduler, kubelet, containerd, kube-proxy and DNS (default: control-plane)",
+    )
+    up.add_argument("--nodes", type=int, default=1, help="how many nodes in node mode (default: 1)")
+    up.set_defaults(run=_up)
+
+    down = commands.add_parser("down", help="take the cluster away; only its images are kept for the next time")
+    down.add_argument("--purge", action="store_true", help="remove its images too")
+    down.set_defaults(run=_down)
+
+    plain = {
+        "status": (_status, "what runs, where its logs are; exit 0 if all runs, 1 if not, 3 if it is down"),
+        "kubeconfig": (_kubeconfig, "print the path of the administrator's kubeconfig"),
+        "tools": (_tools, "have kubectl and helm fetched, and print their folder"),
+    }
+    for name, (run, text) in plain.items():
+        commands.add_parser(name, help=text).set_defaults(run=run)
+
+    inside = commands.add_parser("exec", help="run a command in the cluster's network, KUBECONFIG set: exec -- CMD")
+    inside.add_argument("--node", help="name of the node whose network it is (default: the first one, if any)")
+    inside.add_argument("words", nargs="+", metavar="CMD", help="the command")
+    inside.set_defaults(run=_exec)
+
+    kubectl = commands.add_parser("kubectl", help="run kubectl as administrator: kubectl -- ARGS")
+    kubectl.add_argument("words", nargs="*", metavar="ARGS", help="kubectl's arguments")
+    kubectl.set_defaults(run=_kubectl)
+
+    load = commands.add_parser("load", help="import Docker or OCI image archives into every node, if not there already")
+    load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE_ARCHIVE")
+    load.set_defaults(run=_load)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = parser().parse_args(argv)
+    # A terminated run is interrupted in the same orderly way as one at the terminal.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        layout = Layout.of(arguments.name, arguments.state_dir)
+        run: Callable[[argparse.Namespace, Cluster], int] = arguments.run
+        return run(arguments, Cluster(layout, Progress()))
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except ExceptionGroup as group:
+        failures, rest = group.split(ClusterError)
+        for failure in _leaves(failures):
+            print(f"error: {failure}", file=sys.stderr)
+        if rest is not None:
+            raise rest from None
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted: run it again to go on, or `down` to take everything away", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _up(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    lacking = problem(probe(cluster.layout.cache))
+    if lacking is not None:
+        print(f"error: {lacking}", file=sys.stderr)
+        return UNFIT
+    if arguments.nodes < 1:
+        raise ClusterError("--nodes: at least 1")
+    asyncio.run(cluster.up(arguments.nodes if arguments.mode is Mode.NODE else 0))
+    cluster.progress.say(f"cluster {cluster.layout.name} is up")
+    print(f"export KUBECONFIG={cluster.layout.kubeconfig}")
+    return 0
+
+
+def _down(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    asyncio.run(take_down(cluster, purge=arguments.purge))
+    return 0
+
+
+def _load(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    asyncio.run(cluster.load(arguments.archives))
+    return 0
+
+
+def _kubeconfig(_: argparse.Namespace, cluster: Cluster) -> int:
+    _require_up(cluster)
+    print(cluster.layout.kubeconfig)
+    return 0
+
+
+def _tools(_: argparse.Namespace, cluster: Cluster) -> int:
+    print(asyncio.run(ensure_tools(cluster.layout, cluster.progress)).folder)
+    return 0
+
+
+def _status(_: argparse.Namespace, cluster: Cluster) -> int:
+    intent = cluster.intent()
+    running, missing = cluster.processes(), cluster.missing()
+    if intent is None and not running:
+        print(f"cluster {cluster.layout.name} is down")
+        return 3
+    for name, process in running.items():
+        print(f"{name:<28} running  pid {process.pid:<8} {process.resident_bytes() / 1e6:6.0f} MB")
+    for name in missing:
+        print(f"{name:<28} NOT RUNNING, log: {cluster.supervisor.log_of(name)}")
+    if intent is not None:
+        print(f"mode         {intent.mode}")
+        print(f"API server   https://127.0.0.1:{intent.port}")
+    print(f"nodes        {', '.join(node.name for node in cluster.nodes()) or 'none'}")
+    print(f"kubeconfig   {cluster.layout.kubeconfig}")
+    print(f"audit log    {cluster.layout.audit_log}")
+    print(f"logs         {cluster.layout.logs}")
+    return 1 if missing or intent is None else 0
+
+
+def _exec(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    _require_up(cluster)
+    nodes = {node.name: node for node in cluster.nodes()}
+    if arguments.node is not None and arguments.node not in nodes:
+        raise ClusterError(f"no node {arguments.node!r}; there are: {', '.join(nodes) or 'none'}")
+    # Services work only where a kube-proxy is: on nodes.
+    node = nodes[arguments.node] if arguments.node else next(iter(nodes.values()), None)
+    namespaces = node.namespaces if node else control_plane_namespaces(cluster.layout)
+    os.environ["KUBECONFIG"] = str(cluster.layout.inside_kubeconfig)
+    argv = namespaces.enter_network(*arguments.words)
+    os.execvp(argv[0], argv)  # noqa: S606 - becoming the command is the point
+
+
+def _kubectl(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    _require_up(cluster)
+    tools = asyncio.run(ensure_tools(cluster.layout, cluster.progress))
+    os.environ["KUBECONFIG"] = str(cluster.layout.kubeconfig)
+    os.execv(tools.kubectl, [str(tools.kubectl), *arguments.words])  # noqa: S606 - becoming it is the point
+
+
+def _require_up(cluster: Cluster) -> None:
+    if cluster.intent() is None:
+        raise ClusterError(f"cluster {cluster.layout.name} is down: bring it up by `up`")
+
+
+def _leaves(group: BaseException | None) -> list[BaseException]:
+    if isinstance(group, BaseExceptionGroup):
+        return [leaf for inner in group.exceptions for leaf in _leaves(inner)]
+    return [group] if group is not None else []

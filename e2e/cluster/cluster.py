@@ -1,0 +1,221 @@
+"""Brings a cluster up, and asks what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from e2e.cluster import cgroups, network
+from e2e.cluster.build import ensure_binaries
+from e2e.cluster.commands import exclusive
+from e2e.cluster.containerd import Containerd
+from e2e.cluster.controlplane import ControlPlane, control_plane_namespaces
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.manifests import ensure_applied
+from e2e.cluster.namespaces import ensure_mount_namespace, hold_folder, read_mountinfo
+from e2e.cluster.node import Node
+from e2e.cluster.packages import ensure_packages
+from e2e.cluster.pki import MAX_NODES, ensure_pki
+from e2e.cluster.processes import Supervisor, write_atomically
+from e2e.cluster.tools import ensure_tools
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from e2e.cluster.build import Binaries
+    from e2e.cluster.layout import Layout
+    from e2e.cluster.processes import ProcessId
+    from e2e.cluster.progress import Progress
+    from e2e.cluster.tools import Tools
+
+CONDITION_DEADLINE = 60.0  # seconds
+CONDITION_POLL = 0.1  # seconds
+
+
+class Mode(StrEnum):
+    """How much of Kubernetes there is."""
+
+    CONTROL_PLANE = "control-plane"  # objects and controllers, no pod ever runs
+    NODE = "node"
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What a cluster is meant to be; kept in its state folder."""
+
+    nodes: int  # 0 in control-plane mode
+    port: int  # of the API server on the machine's loopback
+
+    @property
+    def mode(self) -> Mode:
+        """How much of Kubernetes there is."""
+        return Mode.NODE if self.nodes else Mode.CONTROL_PLANE
+
+
+class Cluster:
+    """One cluster of this machine."""
+
+    def __init__(self, layout: Layout, progress: Progress) -> None:
+        """Nothing happens until a method is called."""
+        self.layout = layout
+        self.progress = progress
+        self.supervisor = Supervisor(layout, progress)
+
+    def intent(self) -> Intent | None:
+        """Return what the cluster is meant to be; None when it is down."""
+        try:
+            return Intent(**json.loads(self.layout.state_file.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def nodes(self) -> list[Node]:
+        """Return its nodes."""
+        intent = self.intent()
+        return [Node.numbered(self.layout, number + 1) for number in range(intent.nodes if intent else 0)]
+
+    def processes(self) -> dict[str, ProcessId]:
+        """Return its running components by name."""
+        return self.supervisor.all_running()
+
+    def missing(self) -> list[str]:
+        """Return the names of the components that are meant to run and do not."""
+        intent = self.intent()
+        expected = component_names(self.nodes()) if intent else []
+        return [name for name in expected if self.supervisor.running(name) is None]
+
+    async def up(self, nodes: int) -> None:
+        """Have the cluster running with at least so many nodes. Never takes a node away."""
+        if nodes > MAX_NODES:
+            raise ClusterError(f"at most {MAX_NODES} nodes")
+        async with exclusive(self.layout.lock, self.progress, f"cluster {self.layout.name}"):
+            binaries, tools = await self._prepare()
+            await hold_folder(self.layout.namespaces)
+            await network.ensure_switch(control_plane_namespaces(self.layout))
+            intent = self._decide(nodes)
+            pki = await ensure_pki(self.layout)
+            pki.write_outside_kubeconfig(self.layout.kubeconfig, intent.port)
+            control_plane = ControlPlane(self.layout, binaries, pki, intent.port)
+            control_plane.write_configuration()
+            node_list = self.nodes()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._control_plane(control_plane, tools))
+                for node in node_list:
+                    group.create_task(self._boot(node, control_plane))
+            async with asyncio.TaskGroup() as group:
+                if node_list:
+                    group.create_task(self.supervisor.ensure_ready(control_plane.scheduler()))
+                    group.create_task(self.supervisor.ensure_ready(control_plane.coredns()))
+                for node in node_list:
+                    group.create_task(self._join(node, control_plane))
+            account = "/api/v1/namespaces/default/serviceaccounts/default"
+            await self._until("the default service account", lambda: control_plane.api.missing(account))
+
+    async def load(self, archives: list[Path]) -> None:
+        """Have the images of these archives in every node."""
+        async with exclusive(self.layout.lock, self.progress, f"cluster {self.layout.name}"):
+            nodes = self.nodes()
+            if not nodes:
+                raise ClusterError("there is no node to load images into: bring one up by `up --mode node`")
+            for archive in archives:
+                async with asyncio.TaskGroup() as group:
+                    for node in nodes:
+                        group.create_task(self._load(node, archive))
+
+    async def _load(self, node: Node, archive: Path) -> None:
+        async with self.progress.step(f"{archive.name} into {node.name}"):
+            if not await Containerd(node).load(archive):
+                self.progress.say(f"{archive.name}: {node.name} has it already")
+
+    async def _prepare(self) -> tuple[Binaries, Tools]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ensure_packages(self.progress))
+            binaries = group.create_task(ensure_binaries(self.layout, self.progress))
+            tools = group.create_task(ensure_tools(self.layout, self.progress))
+        return binaries.result(), tools.result()
+
+    def _decide(self, nodes: int) -> Intent:
+        before = self.intent()
+        port = before.port if before else free_port()
+        # A forwarder that died may have lost its port to another program.
+        if before and self.supervisor.running("forwarder") is None and not is_free(port):
+            port = free_port()
+        intent = Intent(max(nodes, before.nodes if before else 0), port)
+        if before and before.nodes > nodes:
+            self.progress.say(f"the cluster has {before.nodes} node(s) and keeps them; `down` takes them away")
+        write_atomically(self.layout.state_file, json.dumps(asdict(intent)))
+        return intent
+
+    async def _control_plane(self, control_plane: ControlPlane, tools: Tools) -> None:
+        supervisor = self.supervisor
+        await supervisor.ensure_ready(control_plane.forwarder())
+        await supervisor.ensure_ready(control_plane.etcd())
+        await supervisor.ensure_ready(control_plane.api_server())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervisor.ensure_ready(control_plane.controller_manager()))
+            await ensure_applied(self.layout, control_plane.binaries, tools, self.progress)
+            group.create_task(supervisor.ensure_ready(control_plane.ray_operator()))
+
+    async def _boot(self, node: Node, control_plane: ControlPlane) -> None:
+        """Start the node as far as it needs no API server."""
+        await network.ensure_link(control_plane.namespaces, node)
+        node.write_files(control_plane.pki)
+        await asyncio.to_thread(cgroups.ensure_group, node.cgroup_root, cgroups.hierarchies(read_mountinfo()))
+        await ensure_mount_namespace(node.mount, node.mounts)
+        await self.supervisor.ensure_ready(node.containerd(control_plane.pki))
+        await Containerd(node).load(control_plane.binaries.pause_archive)
+
+    async def _join(self, node: Node, control_plane: ControlPlane) -> None:
+        """Start the rest of the node and wait until it can take pods."""
+        async with asyncio.TaskGroup() as group:
+            for component in (
+                node.kubelet(control_plane.binaries, control_plane.pki),
+                node.kube_proxy(control_plane.binaries, control_plane.pki),
+            ):
+                group.create_task(self.supervisor.ensure_ready(component))
+        path = f"/api/v1/nodes/{node.name}"
+        await self._until(f"{node.name} Ready", lambda: control_plane.api.missing_condition(path, "Ready"))
+
+    async def _until(self, what: str, missing: Callable[[], str | None]) -> None:
+        """Wait for something that is not a process; ClusterError says what is missing at the deadline."""
+        reason = await asyncio.to_thread(missing)
+        if reason is None:
+            return
+        try:
+            async with asyncio.timeout(CONDITION_DEADLINE), self.progress.step(what, lambda: str(reason)):
+                while (reason := await asyncio.to_thread(missing)) is not None:  # noqa: ASYNC110 - no event tells
+                    await asyncio.sleep(CONDITION_POLL)
+        except TimeoutError:
+            raise ClusterError(
+                f"{what}: not after {CONDITION_DEADLINE:.0f} s: {reason}; logs are in {self.layout.logs}"
+            ) from None
+
+
+def component_names(nodes: list[Node]) -> list[str]:
+    """Return the names of all components of a cluster with these nodes."""
+    names = ["forwarder", "etcd", "kube-apiserver", "kube-controller-manager", "ray-operator"]
+    if nodes:
+        names += ["kube-scheduler", "coredns"]
+    for node in nodes:
+        names += [f"{node.name}-{part}" for part in ("containerd", "kubelet", "kube-proxy")]
+    return names
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on this port of the loopback."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""A node's container runtime, through its own client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from e2e.cluster.archives import images_in
+from e2e.cluster.commands import run
+from e2e.cluster.errors import CommandError
+
+if TYPE_CHECKING:
+    from e2e.cluster.node import Node
+
+# What the runtime remembers of pods; without it only images are left.
+POD_RECORDS = "io.containerd.grpc.v1.cri"
+
+
+@dataclass(frozen=True)
+class Containerd:
+    """The running containerd of a node."""
+
+    node: Node
+
+    async def load(self, archive: Path) -> bool:
+        """Import an image archive; False when exactly these images are there already."""
+        wanted = images_in(archive)
+        stored = await self._images()
+        if wanted and {image.name for image in wanted} <= stored.keys():
+            digests = [await self._config_digest(stored[image.name]) for image in wanted]
+            if digests == [image.config_digest for image in wanted]:
+                return False
+        await self._ctr("images", "import", archive)
+        return True
+
+    async def end_containers(self) -> None:
+        """Kill and forget every container, and with it its file system."""
+        tasks = (await self._ctr("tasks", "list", "--quiet")).split()
+        if tasks:
+            await self._ctr("tasks", "delete", "--force", *tasks)
+        containers = (await self._ctr("containers", "list", "--quiet")).split()
+        if containers:
+            await self._ctr("containers", "delete", *containers)
+
+    def forget_pods(self) -> None:
+        """Remove records of pods from the store (while containerd does not run)."""
+        for kind in ("sandboxes", "containers"):
+            shutil.rmtree(self.node.images / POD_RECORDS / kind, ignore_errors=True)
+
+    async def _images(self) -> dict[str, str]:
+        """Return the digest of every stored image by name."""
+        rows = [line.split() for line in (await self._ctr("images", "list")).splitlines()[1:]]
+        return {row[0]: row[2] for row in rows if len(row) > 2}
+
+    async def _config_digest(self, manifest: str) -> str | None:
+        """Return the digest of an image's configuration; None when its content is not whole."""
+        try:
+            content = json.loads(await self._ctr("content", "get", manifest))
+            digest: str = content["config"]["digest"]
+            await self._ctr("content", "get", digest)
+        except (CommandError, KeyError, ValueError):
+            return None
+        return digest
+
+    async def _ctr(self, *arguments: str | Path) -> str:
+        return await run(self.node.namespaces.enter("ctr", "--namespace=k8s.io", *arguments))

@@ -1,0 +1,65 @@
+"""What is applied to every cluster: KubeRay's CRDs and RBAC, our CRDs, and the DNS Service."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from e2e.cluster.commands import run
+from e2e.cluster.layout import MANIFESTS, OUR_CRDS
+from e2e.cluster.processes import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from e2e.cluster.build import Binaries
+    from e2e.cluster.layout import Layout
+    from e2e.cluster.progress import Progress
+    from e2e.cluster.tools import Tools
+
+KUBERAY_NAMESPACE = "kuberay-system"
+# Leader election is off, so its role is not needed.
+KUBERAY_RBAC = ("service_account.yaml", "role.yaml", "role_binding.yaml")
+
+
+def kuberay_rbac(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return KubeRay's RBAC put into its namespace, which comes first."""
+    placed: list[dict[str, Any]] = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": KUBERAY_NAMESPACE}}]
+    for document in documents:
+        copy = {**document}
+        if copy["kind"] == "ServiceAccount":
+            copy["metadata"] = {**copy["metadata"], "namespace": KUBERAY_NAMESPACE}
+        if "subjects" in copy:
+            copy["subjects"] = [{**subject, "namespace": KUBERAY_NAMESPACE} for subject in copy["subjects"]]
+        placed.append(copy)
+    return placed
+
+
+async def ensure_applied(layout: Layout, binaries: Binaries, tools: Tools, progress: Progress) -> None:
+    """Apply all of it unless the very same was applied to this cluster before."""
+    rbac = layout.config / "kuberay-rbac.yaml"
+    documents = [yaml.safe_load((binaries.kuberay_rbac / name).read_text()) for name in KUBERAY_RBAC]
+    write_atomically(rbac, yaml.safe_dump_all(kuberay_rbac(documents)))
+    files = [*sorted(binaries.kuberay_crds.glob("*.yaml")), rbac, *sorted(MANIFESTS.glob("*.yaml"))]
+    files += sorted(OUR_CRDS.glob("*.yaml"))
+
+    applied = layout.state / "applied"
+    content = _hash(files)
+    if applied.exists() and applied.read_text() == content:
+        return
+    kubectl: list[str | Path] = [tools.kubectl, f"--kubeconfig={layout.kubeconfig}"]
+    async with progress.step("KubeRay's CRDs and RBAC, our CRDs, DNS"):
+        # Server-side: the CRDs are too large for the annotation of a client-side apply.
+        apply = ["apply", "--server-side", "--force-conflicts", "--validate=false"]
+        await run([*kubectl, *apply, *(f"--filename={file}" for file in files)])
+        await run([*kubectl, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])
+    write_atomically(applied, content)
+
+
+def _hash(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
