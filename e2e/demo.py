@@ -74,7 +74,8 @@ def _report(kube: Kube, deployment: Mapping[str, Any], answer: Mapping[str, Any]
             print(f"replica {replica['index']}  {rank['instanceId']}  on {', '.join(rank['pods'])}")
     choice = answer["choices"][0]["message"]["content"]
     print(
-        f"\n{PROMPT!r} -> {choice!r}\n(a tiny model with random weights: what it says means nothing; that it says it, does)"
+        f"\n{PROMPT!r} -> {choice!r}\n"
+        "(a tiny model with random weights: what it says means nothing; that it says it, does)"
     )
     kubectl = _kubectl_hint(kube)
     print("\nWhat to try next:")

@@ -1,0 +1,104 @@
+"""Brings up what a tier of tests needs, runs it, and takes down what it brought up.
+
+python -m e2e.run_tests integration|engine|e2e|bench|helm-lint [-- PYTEST ARGUMENTS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from e2e import environment
+from e2e.waiting import say
+
+ROOT = Path(__file__).resolve().parents[1]
+CHARTS = sorted((ROOT / "charts").glob("*/Chart.yaml"))
+
+
+def main() -> int:
+    """Run one tier; returns the exit code of its tests."""
+    tiers: dict[str, Callable[[Sequence[str]], int]] = {
+        "integration": integration,
+        "engine": engine,
+        "e2e": e2e,
+        "bench": bench,
+        "helm-lint": helm_lint,
+    }
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.run_tests", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tier", choices=tiers)
+    parser.add_argument("rest", nargs="*", metavar="PYTEST ARGUMENT", help="after --, for pytest")
+    options = parser.parse_args()
+    return tiers[options.tier](options.rest)
+
+
+def integration(rest: Sequence[str]) -> int:
+    """Run against a real control plane with KubeRay, and test the cluster tool itself."""
+    name = "vro-integration"
+    try:
+        kube = environment.up("control-plane", name)
+        env = {"KUBECONFIG": str(kube.kubeconfig), "VRO_TOOLS": str(kube.tools), "VRO_CLUSTER": name}
+        code = pytest(["tests/integration", "-m", "integration", *rest], env)
+    finally:
+        environment.module("e2e.cluster", "--name", name, "down")
+    return code or pytest(["tests/cluster", "-m", "cluster", *rest], {})
+
+
+def engine(rest: Sequence[str]) -> int:
+    """Run real vLLM on real Ray inside the engine image."""
+    environment.build_images("engine-cpu")
+    command = ["-m", "e2e.images", "run", "engine-cpu", "--tests", "--", "python3", "-m", "pytest"]
+    flags = ["-p", "no:cacheprovider", "-m", "engine", "-v", "tests/engine"]
+    return subprocess.run([sys.executable, *command, *flags, *rest], cwd=ROOT, check=False).returncode
+
+
+def e2e(rest: Sequence[str]) -> int:
+    """Run the whole path on a one-machine cluster with a node."""
+    name = "vro-e2e"
+    try:
+        env = environment.bring_up(name)
+        settings = {
+            "KUBECONFIG": str(env.kube.kubeconfig),
+            "VRO_TOOLS": str(env.kube.tools),
+            "VRO_CLUSTER": name,
+            "VRO_OPERATOR_IMAGE": env.operator_image,
+            "VRO_ENGINE_IMAGE": env.engine_image,
+        }
+        return pytest(["e2e/tests", "-m", "e2e", "-v", *rest], settings)
+    finally:
+        environment.module("e2e.cluster", "--name", name, "down")
+
+
+def bench(rest: Sequence[str]) -> int:
+    """Measure the operator's start-up time and memory against a real control plane."""
+    name = "vro-bench"
+    try:
+        kube = environment.up("control-plane", name)
+        env = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
+        command = [sys.executable, "bench/operator_footprint.py", *rest]
+        return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+    finally:
+        environment.module("e2e.cluster", "--name", name, "down")
+
+
+def helm_lint(_rest: Sequence[str]) -> int:
+    """Lint the charts with the real helm."""
+    helm = environment.tools() / "helm"
+    charts = [str(chart.parent) for chart in CHARTS]
+    return subprocess.run([str(helm), "lint", "--strict", "--quiet", *charts], check=False).returncode
+
+
+def pytest(args: Sequence[str], env: dict[str, str]) -> int:
+    """Run pytest with more environment."""
+    say(f"pytest {' '.join(args)}")
+    command = [sys.executable, "-m", "pytest", *args]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
