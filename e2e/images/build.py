@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from e2e.images.cache import cache_folder, locked, made_whole
 from e2e.images.process import CommandError, Progress, run_logged
-from e2e.images.spec import REPOSITORY, Recipe, public_base, recipe, stage, tag
+from e2e.images.spec import Recipe, public_base, recipe, stage, tag
 from e2e.images.tools import BuildRequest, Tool, find_tool
 
 AUTO, LOCAL = "auto", "local"
@@ -19,10 +21,16 @@ KEPT_ARCHIVES = 2
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 
 # The local base: what the public one (Python on Debian) has that the Dockerfiles use.
-_LOCAL_BASE = "localhost/vllm-ray-base:bookworm-1"
-_DEBIAN_SUITE = "bookworm"
-_DEBIAN_PACKAGES = ("ca-certificates", "python3", "python3-venv")
-_UNUSED_PATHS = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
+_MMDEBSTRAP = (
+    *("mmdebstrap", "--mode=root", "--variant=apt", "--format=tar"),
+    "--include=ca-certificates,python3,python3-venv,usr-is-merged",
+    # /usr is merged from the start, in place of the package usrmerge, which would bring all of Perl.
+    "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
+    *(f"--dpkgopt=path-exclude=/usr/share/{unused}/*" for unused in ("doc", "info", "locale", "man")),
+    "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+    "bookworm",
+)
+_LOCAL_BASE = f"localhost/vllm-ray-base:{hashlib.sha256(' '.join(_MMDEBSTRAP).encode()).hexdigest()[:12]}"
 
 # Settings of the package installer that a build step needs as well. Anything else (cache folders, targets) is about
 # this machine.
@@ -68,23 +76,28 @@ def build(name: str, base: str = AUTO, out: Path | None = None) -> Built:
     """
     progress = Progress(name)
     made_of = recipe(name)
+    folder = (out or _archives()).absolute()
     image = tag(made_of, base)
-    archive = (out or _archives()) / f"{image.removeprefix('localhost/').replace(':', '-')}.tar"
-    if archive.exists():
-        return Built(name, image, archive.resolve(), built=False, seconds=progress.elapsed)
+    if (archive := folder / archive_name(image)).exists():
+        return Built(name, image, archive, built=False, seconds=progress.elapsed)
     state = cache_folder() / name
-    with locked(state / "lock", progress):
-        if not archive.exists():
-            tool = find_tool(state)
-            if not tool.has(image):
-                _build(tool, made_of, image, base, state, progress)
-            progress.say(f"writing {archive}")
-            with made_whole(archive) as partial:
-                tool.export(image, partial)
-            if out is None:
-                _forget_old(tool, name, progress)
+    with locked(state / "lock", progress), tempfile.TemporaryDirectory(prefix="vllm-ray-image-") as temporary:
+        # The files are edited while we look: what counts is the copy that is built.
+        context = Path(temporary)
+        stage(made_of, context)
+        image = tag(made_of, base, context)
+        if (archive := folder / archive_name(image)).exists():
+            return Built(name, image, archive, built=False, seconds=progress.elapsed)
+        tool = find_tool(state)
+        if not tool.has(image):
+            _build(tool, made_of, image, base, context, progress)
+        progress.say(f"writing {archive}")
+        with made_whole(archive) as partial:
+            tool.export(image, partial)
+        if out is None:
+            _forget_old(tool, name, progress)
     progress.say(f"{image} is ready")
-    return Built(name, image, archive.resolve(), built=True, seconds=progress.elapsed)
+    return Built(name, image, archive, built=True, seconds=progress.elapsed)
 
 
 def tool_with_image(name: str, base: str = AUTO) -> tuple[Tool, str]:
@@ -110,15 +123,18 @@ def _archives() -> Path:
     return cache_folder() / "archives"
 
 
-def _build(tool: Tool, made_of: Recipe, image: str, base: str, state: Path, progress: Progress) -> None:
-    base_image = _find_base(tool, base, public_base((REPOSITORY / made_of.dockerfile).read_text()), progress)
+def archive_name(image: str) -> str:
+    """Return the file name of an image's archive."""
+    return f"{image.removeprefix('localhost/').replace(':', '-')}.tar"
+
+
+def _build(tool: Tool, made_of: Recipe, image: str, base: str, context: Path, progress: Progress) -> None:
+    base_image = _find_base(tool, base, public_base((context / made_of.dockerfile).read_text()), progress)
     progress.say(f"building {image} on {base_image}")
-    with tempfile.TemporaryDirectory(prefix="vllm-ray-image-") as folder:
-        context = Path(folder, "context")
-        stage(made_of, context)
-        settings = Path(folder, "build-env")
-        settings.write_text(build_settings(os.environ))
-        secrets = {"build-env": settings}
+    with tempfile.NamedTemporaryFile("w", prefix="vllm-ray-build-env-") as settings:
+        settings.write(build_settings(os.environ))
+        settings.flush()
+        secrets = {"build-env": Path(settings.name)}
         if CA_BUNDLE.exists():
             secrets["ca-bundle"] = CA_BUNDLE
         request = BuildRequest(
@@ -128,7 +144,7 @@ def _build(tool: Tool, made_of: Recipe, image: str, base: str, state: Path, prog
             build_args={"BASE": base_image, **made_of.build_args},
             contexts=made_of.contexts,
             secrets=secrets,
-            log=state / "build.log",
+            log=cache_folder() / made_of.name / "build.log",
         )
         tool.build(request, progress)
 
@@ -157,14 +173,11 @@ def _local_base_tarball(progress: Progress) -> Path:
     tarball = cache_folder() / "base" / f"{_LOCAL_BASE.rpartition(':')[2]}.tar"
     with locked(tarball.with_suffix(".lock"), progress):
         if not tarball.exists():
-            progress.say(f"mmdebstrap: {_DEBIAN_SUITE} with {', '.join(_DEBIAN_PACKAGES)}")
-            options = ["--mode=root", "--variant=apt", f"--include={','.join(_DEBIAN_PACKAGES)}"]
-            options += ['--aptopt=APT::Install-Recommends "false"', "--format=tar"]
-            options += [f"--dpkgopt=path-exclude={path}" for path in _UNUSED_PATHS]
-            options += ["--dpkgopt=path-include=/usr/share/doc/*/copyright"]
-            log = tarball.with_suffix(".log")
+            if not shutil.which("mmdebstrap"):
+                raise CommandError("a local base image needs mmdebstrap: apt-get install mmdebstrap")
+            progress.say("mmdebstrap: Debian with Python")
             with made_whole(tarball) as partial:
-                run_logged(["mmdebstrap", *options, _DEBIAN_SUITE, str(partial)], log, progress)
+                run_logged([*_MMDEBSTRAP, str(partial)], tarball.with_suffix(".log"), progress)
     return tarball
 
 

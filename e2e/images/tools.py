@@ -48,7 +48,7 @@ class Tool(Protocol):
         """Tell whether the image is there, without looking anywhere else."""
 
     def pull(self, image: str) -> bool:
-        """Try to fetch a public image; False when that is not possible."""
+        """Try to fetch an image from its registry; False when that is not possible."""
 
     def load_base(self, tarball: Path, image: str) -> None:
         """Make an image of one root file system."""
