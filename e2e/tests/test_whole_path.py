@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,19 +26,21 @@ def deployment(kube: Kube) -> dict[str, Any]:
 
 
 def attempts(resource: dict[str, Any]) -> list[dict[str, Any]]:
-    return [r["attempt"] for r in resource["status"]["replicas"] if r.get("attempt")]
+    return [r["attempt"] for r in resource.get("status", {}).get("replicas", []) if r.get("attempt")]
+
+
+MOMENTS: dict[str, Callable[[Kube], bool]] = {
+    "the RayCluster exists": lambda kube: bool(kube.items("rayclusters")),
+    "an attempt is written down": lambda kube: bool(attempts(deployment(kube))),
+    "an engine is loading": lambda kube: any(a.get("endpoint") for a in attempts(deployment(kube))),
+}
 
 
 def test_the_operator_killed_three_times_during_start_up_still_makes_one_attempt_per_replica(kube: Kube) -> None:
     kube.kubectl("apply", "-f", str(EXAMPLE))
     container = operator_pod.wait_running(kube)
-    moments = {
-        "the RayCluster exists": lambda r: kube.items("rayclusters"),
-        "an attempt is written down": lambda r: attempts(r) if r.get("status") else None,
-        "an engine is loading": lambda r: any(a.get("endpoint") for a in attempts(r)) if r.get("status") else None,
-    }
-    for moment, reached in moments.items():
-        wait_for(moment, lambda reached=reached: reached(deployment(kube)), seconds=300, poll=0.2)
+    for moment, reached in MOMENTS.items():
+        wait_for(moment, partial(reached, kube), seconds=300, poll=0.2)
         say("killing the operator")
         operator_pod.kill(container)
         container = operator_pod.wait_running(kube, other_than=container)
