@@ -15,16 +15,17 @@ from e2e.cluster.commands import exclusive
 from e2e.cluster.containerd import Containerd
 from e2e.cluster.controlplane import ControlPlane, control_plane_namespaces
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.files import write_file
 from e2e.cluster.manifests import ensure_applied
 from e2e.cluster.namespaces import ensure_mount_namespace, hold_folder, read_mountinfo
 from e2e.cluster.node import Node
 from e2e.cluster.packages import ensure_packages
 from e2e.cluster.pki import MAX_NODES, ensure_pki
-from e2e.cluster.processes import Supervisor, write_atomically
+from e2e.cluster.processes import Supervisor
 from e2e.cluster.tools import ensure_tools
+from e2e.cluster.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from e2e.cluster.build import Binaries
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from e2e.cluster.processes import ProcessId
     from e2e.cluster.progress import Progress
     from e2e.cluster.tools import Tools
-
-CONDITION_DEADLINE = 60.0  # seconds
-CONDITION_POLL = 0.1  # seconds
 
 
 class Mode(StrEnum):
@@ -113,7 +111,7 @@ class Cluster:
                 for node in node_list:
                     group.create_task(self._join(node, control_plane))
             account = "/api/v1/namespaces/default/serviceaccounts/default"
-            await self._until("the default service account", lambda: control_plane.api.missing(account))
+            await until(self.progress, "the default service account", lambda: control_plane.api.missing(account))
 
     async def load(self, archives: list[Path]) -> None:
         """Have the images of these archives in every node."""
@@ -147,7 +145,7 @@ class Cluster:
         intent = Intent(max(nodes, before.nodes if before else 0), port)
         if before and before.nodes > nodes:
             self.progress.say(f"the cluster has {before.nodes} node(s) and keeps them; `down` takes them away")
-        write_atomically(self.layout.state_file, json.dumps(asdict(intent)))
+        write_file(self.layout.state_file, json.dumps(asdict(intent)))
         return intent
 
     async def _control_plane(self, control_plane: ControlPlane, tools: Tools) -> None:
@@ -157,7 +155,7 @@ class Cluster:
         await supervisor.ensure_ready(control_plane.api_server())
         async with asyncio.TaskGroup() as group:
             group.create_task(supervisor.ensure_ready(control_plane.controller_manager()))
-            await ensure_applied(self.layout, control_plane.binaries, tools, self.progress)
+            await ensure_applied(self.layout, control_plane, tools, self.progress)
             group.create_task(supervisor.ensure_ready(control_plane.ray_operator()))
 
     async def _boot(self, node: Node, control_plane: ControlPlane) -> None:
@@ -178,21 +176,7 @@ class Cluster:
             ):
                 group.create_task(self.supervisor.ensure_ready(component))
         path = f"/api/v1/nodes/{node.name}"
-        await self._until(f"{node.name} Ready", lambda: control_plane.api.missing_condition(path, "Ready"))
-
-    async def _until(self, what: str, missing: Callable[[], str | None]) -> None:
-        """Wait for something that is not a process; ClusterError says what is missing at the deadline."""
-        reason = await asyncio.to_thread(missing)
-        if reason is None:
-            return
-        try:
-            async with asyncio.timeout(CONDITION_DEADLINE), self.progress.step(what, lambda: str(reason)):
-                while (reason := await asyncio.to_thread(missing)) is not None:  # noqa: ASYNC110 - no event tells
-                    await asyncio.sleep(CONDITION_POLL)
-        except TimeoutError:
-            raise ClusterError(
-                f"{what}: not after {CONDITION_DEADLINE:.0f} s: {reason}; logs are in {self.layout.logs}"
-            ) from None
+        await until(self.progress, f"{node.name} Ready", lambda: control_plane.api.missing_condition(path, "Ready"))
 
 
 def component_names(nodes: list[Node]) -> list[str]:

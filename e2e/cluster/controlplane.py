@@ -15,6 +15,7 @@ from e2e.cluster.addresses import (
     POD_NETWORK,
     SERVICE_NETWORK,
 )
+from e2e.cluster.files import write_file
 from e2e.cluster.namespaces import Namespaces
 from e2e.cluster.probes import ApiServer, HttpProbe
 from e2e.cluster.processes import Component
@@ -69,9 +70,8 @@ class ControlPlane:
 
     def write_configuration(self) -> None:
         """Write the files that the components read."""
-        self.layout.config.mkdir(parents=True, exist_ok=True)
-        (self.layout.config / "audit-policy.yaml").write_text(AUDIT_POLICY)
-        (self.layout.config / "Corefile").write_text(self._corefile())
+        write_file(self.layout.config / "audit-policy.yaml", AUDIT_POLICY)
+        write_file(self.layout.config / "Corefile", self._corefile())
 
     def forwarder(self) -> Component:
         """Return the only process that listens outside the namespaces, on the machine's loopback."""

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from e2e.cluster.commands import run
+from e2e.cluster.files import write_file
 from e2e.cluster.layout import MANIFESTS, OUR_CRDS
-from e2e.cluster.processes import write_atomically
+from e2e.cluster.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.cluster.build import Binaries
+    from e2e.cluster.controlplane import ControlPlane
     from e2e.cluster.layout import Layout
     from e2e.cluster.progress import Progress
     from e2e.cluster.tools import Tools
 
+CRD_PREFIX = "customresourcedefinition.apiextensions.k8s.io/"
 KUBERAY_NAMESPACE = "kuberay-system"
 # Leader election is off, so its role is not needed.
 KUBERAY_RBAC = ("service_account.yaml", "role.yaml", "role_binding.yaml")
@@ -37,11 +39,12 @@ def kuberay_rbac(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return placed
 
 
-async def ensure_applied(layout: Layout, binaries: Binaries, tools: Tools, progress: Progress) -> None:
+async def ensure_applied(layout: Layout, control_plane: ControlPlane, tools: Tools, progress: Progress) -> None:
     """Apply all of it unless the very same was applied to this cluster before."""
+    binaries = control_plane.binaries
     rbac = layout.config / "kuberay-rbac.yaml"
     documents = [yaml.safe_load((binaries.kuberay_rbac / name).read_text()) for name in KUBERAY_RBAC]
-    write_atomically(rbac, yaml.safe_dump_all(kuberay_rbac(documents)))
+    write_file(rbac, yaml.safe_dump_all(kuberay_rbac(documents)))
     files = [*sorted(binaries.kuberay_crds.glob("*.yaml")), rbac, *sorted(MANIFESTS.glob("*.yaml"))]
     files += sorted(OUR_CRDS.glob("*.yaml"))
 
@@ -49,13 +52,14 @@ async def ensure_applied(layout: Layout, binaries: Binaries, tools: Tools, progr
     content = _hash(files)
     if applied.exists() and applied.read_text() == content:
         return
-    kubectl: list[str | Path] = [tools.kubectl, f"--kubeconfig={layout.kubeconfig}"]
     async with progress.step("KubeRay's CRDs and RBAC, our CRDs, DNS"):
         # Server-side: the CRDs are too large for the annotation of a client-side apply.
-        apply = ["apply", "--server-side", "--force-conflicts", "--validate=false"]
-        await run([*kubectl, *apply, *(f"--filename={file}" for file in files)])
-        await run([*kubectl, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])
-    write_atomically(applied, content)
+        apply = [str(tools.kubectl), f"--kubeconfig={layout.kubeconfig}", "apply", "--validate=false"]
+        apply += ["--server-side", "--force-conflicts", "--output=name"]
+        names = await run([*apply, *(f"--filename={file}" for file in files)])
+    crds = [name.removeprefix(CRD_PREFIX) for name in names.split() if name.startswith(CRD_PREFIX)]
+    await until(progress, "CRDs served", lambda: control_plane.api.unserved(crds))
+    write_file(applied, content)
 
 
 def _hash(files: list[Path]) -> str:

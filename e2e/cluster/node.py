@@ -16,6 +16,7 @@ import yaml
 from e2e.cluster import pki as identities
 from e2e.cluster.addresses import CLUSTER_DOMAIN, DNS_SERVICE, POD_NETWORK, node_address, pod_subnet
 from e2e.cluster.build import PAUSE_IMAGE
+from e2e.cluster.files import write_file
 from e2e.cluster.namespaces import Namespaces
 from e2e.cluster.probes import HttpProbe, SocketProbe
 from e2e.cluster.processes import Component
@@ -105,13 +106,9 @@ class Node:
         for source in (self.folder / "run", self.folder / "log", self.folder / "lib"):
             source.mkdir(parents=True, exist_ok=True)
         for name, value in KERNEL_SETTINGS.items():
-            path = self.folder / "sysctl" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{value}\n")
+            write_file(self.folder / "sysctl" / name, f"{value}\n")
         for name, text in self.configuration(pki).items():
-            path = self.config / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            write_file(self.config / name, text)
 
     def containerd(self, pki: Pki) -> Component:
         """Return its container runtime."""

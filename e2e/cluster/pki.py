@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from e2e.cluster.addresses import API_PORT, API_SERVICE, CLUSTER_DOMAIN, CONTROL_PLANE
 from e2e.cluster.commands import run
-from e2e.cluster.processes import write_atomically
+from e2e.cluster.files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,8 +102,7 @@ class Pki:
     def write_outside_kubeconfig(self, path: Path, port: int) -> None:
         """Write the administrator's kubeconfig for use on the machine, through the forwarder's port."""
         text = kubeconfig(f"https://127.0.0.1:{port}", self.authority.read_bytes(), ADMIN, self.token(ADMIN))
-        if not path.exists() or path.read_text() != text:
-            write_atomically(path, text)
+        write_file(path, text)
 
 
 async def ensure_pki(layout: Layout) -> Pki:
@@ -145,9 +144,9 @@ async def _signed(folder: Path, name: str, subject: str, extension: str) -> None
 def _tokens(folder: Path, everybody: list[User]) -> None:
     tokens = {user.key: secrets.token_hex(16) for user in everybody}
     rows = [f'{tokens[user.key]},{user.name},{user.key},"{user.group}"' for user in everybody]
-    write_atomically(folder / "tokens.csv", "\n".join(rows) + "\n")
-    write_atomically(folder / "tokens.json", json.dumps(tokens))
+    write_file(folder / "tokens.csv", "\n".join(rows) + "\n")
+    write_file(folder / "tokens.json", json.dumps(tokens))
     authority = (folder / "ca.crt").read_bytes()
     for user in everybody:
         text = kubeconfig(f"https://{CONTROL_PLANE}:{API_PORT}", authority, user, tokens[user.key])
-        write_atomically(folder / f"{user.key}.conf", text)
+        write_file(folder / f"{user.key}.conf", text)

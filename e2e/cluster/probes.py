@@ -64,15 +64,15 @@ class ApiServer:
     authority: Path
     token: str
 
-    def get(self, path: str) -> tuple[int, Any]:
-        """Return the status and the body (decoded when it is JSON); OSError when it does not answer."""
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Return the status and the body (plain text as a message); OSError when it does not answer."""
         connection = _connect("https", "127.0.0.1", self.port, self.authority)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
             response = connection.getresponse()
             body = response.read().decode(errors="replace")
             is_json = "json" in (response.getheader("Content-Type") or "")
-            return response.status, json.loads(body) if is_json else body
+            return response.status, json.loads(body) if is_json else {"message": body}
         except http.client.HTTPException as error:
             raise ConnectionError(str(error)) from error
         finally:
@@ -86,8 +86,22 @@ class ApiServer:
             return f"{path}: {error}"
         if status == http.HTTPStatus.OK:
             return None
-        detail = body.get("message", "") if isinstance(body, dict) else str(body)
-        return f"{path}: {status} {detail[:300]}"
+        return f"{path}: {status} {str(body.get('message', ''))[:300]}"
+
+    def unserved(self, crds: list[str]) -> str | None:
+        """Return which resources of these CRDs (``plural.group``) are not served yet, or None."""
+        try:
+            served = {crd for group in {crd.partition(".")[2] for crd in crds} for crd in self._served(group)}
+        except OSError as error:
+            return str(error)
+        missing = sorted(set(crds) - served)
+        return f"not served yet: {', '.join(missing)}" if missing else None
+
+    def _served(self, group: str) -> set[str]:
+        _, versions = self.get(f"/apis/{group}")
+        names = [version["groupVersion"] for version in versions.get("versions", [])]
+        found = [resource["name"] for name in names for resource in self.get(f"/apis/{name}")[1].get("resources", [])]
+        return {f"{name}.{group}" for name in found}
 
     def missing_condition(self, path: str, condition: str) -> str | None:
         """Return why an object's condition is not True, or None when it is."""
@@ -95,9 +109,8 @@ class ApiServer:
             _, body = self.get(path)
         except OSError as error:
             return f"{path}: {error}"
-        status = body.get("status", {}) if isinstance(body, dict) else {}
-        conditions = status.get("conditions") or [] if isinstance(status, dict) else []
-        for found in conditions:
+        status = body.get("status")  # of a failure, a word
+        for found in status.get("conditions", []) if isinstance(status, dict) else []:
             if found["type"] == condition:
                 return None if found["status"] == "True" else f"{path}: {found.get('message') or condition}"
         return f"{path}: {condition} is not reported"

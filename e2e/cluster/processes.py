@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from e2e.cluster.errors import ComponentError
+from e2e.cluster.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 READY_POLL = 0.1  # seconds
 READY_DEADLINE = 60.0  # seconds
-STOP_DEADLINE = 5.0  # seconds until SIGKILL
+KILL_PATIENCE = 10.0  # seconds after SIGKILL; the kernel may be busy freeing memory
+STOP_PATIENCE = 5.0  # seconds until SIGKILL
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class ProcessId:
                     return int(line.split()[1]) * 1024
         return 0
 
-    def end(self, deadline: float = STOP_DEADLINE) -> None:
-        """Ask it to end, insist after ``deadline`` seconds, and return when it is gone."""
+    def end(self, patience: float) -> None:
+        """Ask it to end, insist after ``patience`` seconds, and return when it is gone."""
         try:
             handle = os.pidfd_open(self.pid)  # holds on to this very process: no race with a reused number
         except ProcessLookupError:
@@ -71,10 +73,10 @@ class ProcessId:
                 return
             gone = select.poll()
             gone.register(handle, select.POLLIN)
-            for request, patience in ((signal.SIGTERM, deadline), (signal.SIGKILL, 10.0)):
+            for request, time_left in ((signal.SIGTERM, patience), (signal.SIGKILL, KILL_PATIENCE)):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, request)
-                if gone.poll(patience * 1000):
+                if gone.poll(time_left * 1000):
                     return
         finally:
             os.close(handle)
@@ -154,14 +156,14 @@ class Supervisor:
         except TimeoutError:
             raise ComponentError(component.name, f"not ready after {deadline:.0f} s ({missing})", log) from None
 
-    async def stop(self, *names: str) -> None:
-        """End the components of these names, all at once, and forget them."""
-        await asyncio.gather(*(asyncio.to_thread(self._stop, name) for name in names))
+    async def stop(self, *names: str, patience: float = STOP_PATIENCE) -> None:
+        """End the components of these names, all at once, and forget them; SIGKILL after ``patience`` seconds."""
+        await asyncio.gather(*(asyncio.to_thread(self._stop, name, patience) for name in names))
 
-    def _stop(self, name: str) -> None:
+    def _stop(self, name: str, patience: float) -> None:
         process = self.running(name)
         if process is not None:
-            process.end()
+            process.end(patience)
         (self._records / f"{name}.json").unlink(missing_ok=True)
 
     def _start(self, component: Component) -> ProcessId:
@@ -192,16 +194,7 @@ class Supervisor:
 
     def _record(self, component: Component, process: ProcessId) -> None:
         record = {"process": asdict(process), "fingerprint": component.fingerprint()}
-        write_atomically(self._records / f"{component.name}.json", json.dumps(record))
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file so that whoever reads it, or an interruption, finds the old text or the new, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
-    draft.chmod(mode)
-    draft.replace(path)
+        write_file(self._records / f"{component.name}.json", json.dumps(record))
 
 
 def processes() -> Iterator[int]:

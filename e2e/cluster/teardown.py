@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from e2e.cluster.layout import Layout
 
 CONTAINERS_DEADLINE = 30.0  # seconds for the orderly way; afterwards they are killed
+IMPATIENT = 0.2  # seconds from SIGTERM to SIGKILL for what keeps nothing that outlives it
 
 
 async def take_down(cluster: Cluster, *, purge: bool) -> None:
@@ -37,9 +38,12 @@ async def take_down(cluster: Cluster, *, purge: bool) -> None:
         async with cluster.progress.step(f"taking cluster {layout.name} down"):
             # First everything that would start something again.
             restarters = ["ray-operator", "kube-controller-manager", "kube-scheduler"]
-            await cluster.supervisor.stop(*restarters, *(f"{node.name}-kubelet" for node in nodes))
+            kubelets = [f"{node.name}-kubelet" for node in nodes]
+            await cluster.supervisor.stop(*restarters, *kubelets, patience=IMPATIENT)
             await asyncio.gather(*(_end_containers(cluster, node) for node in nodes))
-            await cluster.supervisor.stop(*component_names(nodes))
+            # The image store is kept, so its owner may take its time.
+            await cluster.supervisor.stop(*(f"{node.name}-containerd" for node in nodes))
+            await cluster.supervisor.stop(*component_names(nodes), patience=IMPATIENT)
             await _end_leftovers(layout, nodes)
             mounted = cgroups.hierarchies(read_mountinfo())
             for node in nodes:
@@ -66,7 +70,7 @@ async def _end_leftovers(layout: Layout, nodes: list[Node]) -> None:
     """End what runs in our namespaces without a record: shims, commands of `exec`, strays of a killed run."""
     namespaces = control_plane_namespaces(layout).inodes().union(*(node.namespaces.inodes() for node in nodes))
     leftovers = processes_in(namespaces)
-    await asyncio.gather(*(asyncio.to_thread(process.end, 1.0) for process in leftovers))
+    await asyncio.gather(*(asyncio.to_thread(process.end, IMPATIENT) for process in leftovers))
 
 
 def _remove_files(layout: Layout, nodes: list[Node], purge: bool) -> None:
