@@ -107,10 +107,13 @@ def definition() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors: the same list may stand in two places."""
+    """YAML as people write it: no anchors, though one list may stand in two places, and the items of lists indented."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
 
 
 def _yaml(crd: dict[str, Any]) -> str:

@@ -41,16 +41,13 @@ ENGINE_ARGUMENTS: tuple[Owned, ...] = (
         "Ray spreads an engine over pods; use spec.parallelism and spec.cluster.workers.acceleratorsPerNode",
     ),
     Owned(("--device-ids",), "Ray assigns the accelerators; use spec.cluster.workers.acceleratorsPerNode"),
+    Owned(("--middleware",), "it is reserved for the operator's own; put a gateway before the Service"),
+    Owned(("--ray-workers-use-nsight",), "the operator places Ray workers without a runtime environment of their own"),
     Owned(("--worker-cls",), "the operator needs vLLM's Ray workers; use --worker-extension-cls"),
     Owned(("--port",), "use spec.engine.port"),
     Owned(("--host", "--uds"), "the server listens on every address of its pod; use spec.engine.port for the port"),
     Owned(("--grpc",), "the server speaks HTTP, which its health checks need; remove it"),
     Owned(("--ssl-",), "the server speaks plain HTTP in the cluster; end TLS in the gateway before its Service"),
-    Owned(
-        ("--api-key",),
-        "everyone can read it on the Ray dashboard, and health checks do not know it; check keys in the gateway "
-        "before the Service",
-    ),
     Owned(("--config",), "write its content into spec.engine.args, so that the resource tells the whole truth"),
     Owned(("--help", "-h"), "it ends the server at once; remove it"),
 )
@@ -59,10 +56,10 @@ ENVIRONMENT: tuple[Owned, ...] = (
     Owned(("VLLM_HOST_IP", "VLLM_HOST_PORT"), "it is the address of each pod"),
     Owned(("VLLM_PORT",), "use spec.engine.port"),
     Owned(("VLLM_PLUGINS",), "the operator's plugin has to be loaded; every installed plugin is"),
-    Owned(("VLLM_API_KEY",), "everyone can read it on the Ray dashboard; check keys in the gateway before the Service"),
     Owned(("VLLM_DP_",), "data parallelism is not supported yet; spec.replicas gives independent engines"),
     Owned(("VLLM_RAY_ENGINE_",), "it configures the launcher"),
     Owned(("VLLM_RAY_BUNDLE_INDICES", "VLLM_RAY_PER_WORKER_GPUS"), "the operator places the workers"),
+    Owned(("VLLM_USE_RAY_V2_EXECUTOR_BACKEND",), "the older executor needs an accelerator for the server; remove it"),
     Owned(("VLLM_WORKER_MULTIPROC_METHOD",), "processes in a Ray actor have to be spawned"),
     Owned(
         ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),

@@ -131,7 +131,7 @@ _MODEL = (
         field=".uri",
     ),
     Rule(
-        "!self.uri.startsWith('pvc:') || " + _matches("self.uri", rf"^pvc://{_LABEL}(\.{_LABEL})*/.+$"),
+        "!self.uri.startsWith('pvc:') || " + _matches("self.uri", rf"^pvc://{_LABEL}(\.{_LABEL})*(/.*)?$"),
         "a model on a volume is written pvc://claim/path, with the name of a PersistentVolumeClaim of this namespace",
         field=".uri",
     ),
