@@ -10,8 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 import yaml
@@ -19,6 +21,8 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from vllm_ray_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION, owned, rules
+from vllm_ray_operator.api.base import ApiModel
+from vllm_ray_operator.api.status import VLLMDeploymentStatus
 
 pytestmark = pytest.mark.integration
 
@@ -463,6 +467,28 @@ def test_scale_and_columns(api: client.ApiClient, server: Server) -> None:
         "False",
         "EnginesStarting",
     ]
+
+
+def filled(annotation: Any) -> Any:
+    """Return a value of a type with every field set, so that nothing is left out by default."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return arguments[-1]
+    if origin in (Union, UnionType):
+        return filled(next(a for a in arguments if a is not NoneType))
+    if origin is list:
+        return [filled(arguments[0])]
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        return annotation(**{name: filled(field.annotation) for name, field in annotation.model_fields.items()})
+    return {int: 1, str: "x", bool: True, datetime: datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)}[annotation]
+
+
+def test_every_field_of_the_status_comes_back(server: Server) -> None:
+    created = server.create(deployment({}, "status"), dry_run=False)
+    assert not isinstance(created, Refusal), created.causes
+    status = filled(VLLMDeploymentStatus)
+    stored = server.replace_status({**created, "status": status.to_wire()})
+    assert VLLMDeploymentStatus.model_validate(stored["status"]) == status
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)

@@ -35,7 +35,7 @@ def render(schema: Schema) -> str:
         "In `spec.cluster.labels` and `spec.cluster.annotations`:\n",
         _table(("Key", "Instead"), _owned(owned.METADATA)),
         "## Other rules\n",
-        "".join(f"- {message}\n" for message in _messages(schema)),
+        "".join(f"- {message}\n" for message in dict.fromkeys(_messages(schema))),
     ]
     return "\n".join(parts)
 
@@ -89,9 +89,8 @@ def _owned(table: tuple[owned.Owned, ...]) -> Iterator[tuple[str, str]]:
 def _messages(schema: Schema) -> Iterator[str]:
     """Yield the messages of all rules but those of the tables above."""
     for entry in schema.get("x-kubernetes-validations", ()):
-        if "is set by the operator" not in entry["message"]:
-            message = entry["message"]
-            yield message[0].upper() + message[1:] + "."
+        if ": owned by the operator" not in entry["message"]:
+            yield entry["message"]
     for field in schema.get("properties", {}).values():
         yield from _messages(field)
     if "items" in schema:

@@ -14,7 +14,7 @@ class Owned:
     """Names that belong to the operator for one reason.
 
     ``names`` are exact; a name that ends in ``-`` or ``_`` or ``/`` stands for all names that begin with it.
-    ``instead`` says what to do, as the end of a sentence that begins with "is set by the operator".
+    ``instead`` says why, and what to do; it ends a sentence that begins with "owned by the operator".
     """
 
     names: tuple[str, ...]

@@ -68,7 +68,7 @@ def _argument(entry: owned.Owned) -> Rule:
     short = [name for name in entry.names if not name.startswith("--")]
     tests = ([_long_option(long)] if long else []) + ([_short_option(short)] if short else [])
     cel = " && ".join(f"!({test})" for test in tests)
-    return Rule(cel, f"{_shown(entry)} is set by the operator, in any spelling: {entry.instead}")
+    return Rule(cel, f"{_shown(entry)}: owned by the operator, in any spelling; {entry.instead}")
 
 
 def _named(variable: str, entry: owned.Owned) -> str:
@@ -79,14 +79,16 @@ def _named(variable: str, entry: owned.Owned) -> str:
     )
 
 
+def _message(entry: owned.Owned) -> str:
+    return f"{_shown(entry)}: owned by the operator; {entry.instead}"
+
+
 def _variable(entry: owned.Owned) -> Rule:
-    message = f"{_shown(entry)} is set by the operator: {entry.instead}"
-    return Rule(f"!({_named('self.name', entry)})", message, field=".name")
+    return Rule(f"!({_named('self.name', entry)})", _message(entry), field=".name")
 
 
 def _metadata(entry: owned.Owned) -> Rule:
-    message = f"{_shown(entry)} is set by the operator: {entry.instead}"
-    return Rule(f"self.all(key, !({_named('key', entry)}))", message)
+    return Rule(f"self.all(key, !({_named('key', entry)}))", _message(entry))
 
 
 def _word(field: str, path: str) -> Rule:

@@ -61,8 +61,13 @@ class Model(ApiModel):
 class EnvVar(ApiModel):
     """One environment variable of the engine, in plain text."""
 
-    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    value: str = Field(max_length=8192)
+    name: str = Field(
+        min_length=1,
+        max_length=256,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Name. Variables that the operator owns are refused.",
+    )
+    value: str = Field(max_length=8192, description="Value, as it is: no references to other variables.")
 
 
 class Engine(ApiModel):
@@ -107,8 +112,12 @@ class Parallelism(ApiModel):
 class Resources(ApiModel):
     """Compute resources of one Ray container."""
 
-    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
-    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=32)
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict, max_length=32, description="What is set aside for it, by resource: cpu, memory, ..."
+    )
+    limits: dict[str, Quantity] = Field(
+        default_factory=dict, max_length=32, description="What it may use at most, by resource."
+    )
 
 
 class Head(ApiModel):

@@ -113,13 +113,19 @@ class Attempt(ApiModel):
 class ReplicaStatus(ApiModel):
     """One replica."""
 
-    index: int
-    phase: Phase = "Pending"
-    message: str = ""
+    index: int = Field(description="Its number, from 0.")
+    phase: Phase = Field(
+        default="Pending",
+        description=(
+            "Pending: waits for its pods. Starting: an attempt is on its way. Ready: it serves. NotReady: it runs and "
+            "does not serve. Stopping, Fencing: an attempt ends. Backoff: waits before the next. Stopped: by wish."
+        ),
+    )
+    message: str = Field(default="", description="What it waits for or what is wrong, in plain words.")
     attempt: Attempt | None = Field(default=None, description="The attempt that is not fenced yet, if any.")
     restarts: int = Field(default=0, description="Attempts after the first.")
     failures: int = Field(default=0, description="Failures in a row; a replica that stays ready resets it.")
-    next_start_time: datetime | None = None
+    next_start_time: datetime | None = Field(default=None, description="When the next attempt may start.")
     last_failure: Failure | None = None
     last_fence: Fence | None = None
 
@@ -127,14 +133,18 @@ class ReplicaStatus(ApiModel):
 class VLLMDeploymentStatus(ApiModel):
     """What the operator reports."""
 
-    observed_generation: int = 0
+    observed_generation: int = Field(default=0, description="The generation of the spec that this status is about.")
     last_attempt: int = Field(default=0, description="Number of the newest attempt of any replica. Only grows.")
-    cluster_revision: str | None = None
-    engine_revision: str | None = None
-    ray_cluster: str | None = None
+    cluster_revision: str | None = Field(
+        default=None, description="ControllerRevision of what decides how pods look: image, resources, templates."
+    )
+    engine_revision: str | None = Field(
+        default=None, description="ControllerRevision of what decides how engines run: model, arguments, environment."
+    )
+    ray_cluster: str | None = Field(default=None, description="The RayCluster that carries the engines.")
     endpoint: str | None = Field(default=None, description="Base URL of the OpenAI-compatible API in the cluster.")
     current_replicas: int = Field(default=0, description="Replicas that exist, ready or not.")
-    ready_replicas: int = 0
+    ready_replicas: int = Field(default=0, description="Replicas that serve.")
     replica_summary: str = Field(default="", description="Ready of wanted replicas, as shown by kubectl get.")
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
     replicas: list[ReplicaStatus] = Field(default_factory=list)
