@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from e2e.cluster.cluster import Cluster, Mode
-from e2e.cluster.controlplane import control_plane_namespaces
+from e2e.cluster.controlplane import control_plane_namespaces, resolver_file
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
 from e2e.cluster.preflight import probe, problem
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FAILED, UNFIT, INTERRUPTED = 1, 2, 130
+
+# Only the command itself, in a mount namespace of its own, sees the other resolv.conf.
+WITH_RESOLVER = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
 
 DESCRIPTION = """\
 A real Kubernetes with KubeRay on this machine, in network namespaces of its own.
@@ -67,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
     for name, (run, text) in plain.items():
         commands.add_parser(name, help=text).set_defaults(run=run)
 
-    inside = commands.add_parser("exec", help="run a command in the cluster's network, KUBECONFIG set: exec -- CMD")
+    inside = commands.add_parser(
+        "exec", help="run a command in the cluster's network, with KUBECONFIG and PATH set: exec -- CMD"
+    )
     inside.add_argument("--node", help="name of the node whose network it is (default: the first one, if any)")
     inside.add_argument("words", nargs="+", metavar="CMD", help="the command")
     inside.set_defaults(run=_exec)
@@ -167,9 +172,16 @@ def _exec(arguments: argparse.Namespace, cluster: Cluster) -> int:
         raise ClusterError(f"no node {arguments.node!r}; there are: {', '.join(nodes) or 'none'}")
     # Services work only where a kube-proxy is: on nodes.
     node = nodes[arguments.node] if arguments.node else next(iter(nodes.values()), None)
-    namespaces = node.namespaces if node else control_plane_namespaces(cluster.layout)
+    tools = asyncio.run(ensure_tools(cluster.layout, cluster.progress))
     os.environ["KUBECONFIG"] = str(cluster.layout.inside_kubeconfig)
-    argv = namespaces.enter_network(*arguments.words)
+    os.environ["PATH"] = f"{tools.folder}:{os.environ['PATH']}"
+    if node is None:
+        argv = control_plane_namespaces(cluster.layout).enter_network(*arguments.words)
+    else:
+        resolver = str(resolver_file(cluster.layout))
+        argv = node.namespaces.enter_network(
+            "unshare", "--mount", "sh", "-c", WITH_RESOLVER, resolver, *arguments.words
+        )
     os.execvp(argv[0], argv)  # noqa: S606 - becoming the command is the point
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,9 +39,10 @@ class Containerd:
 
     async def end_containers(self) -> None:
         """Kill and forget every container, and with it its file system."""
-        tasks = (await self._ctr("tasks", "list", "--quiet")).split()
-        if tasks:
-            await self._ctr("tasks", "delete", "--force", *tasks)
+        while tasks := (await self._ctr("tasks", "list", "--quiet")).split():
+            # The runtime also deletes what it sees ending, and who comes second gets an error: look again.
+            with suppress(CommandError):
+                await self._ctr("tasks", "delete", "--force", *tasks)
         containers = (await self._ctr("containers", "list", "--quiet")).split()
         if containers:
             await self._ctr("containers", "delete", *containers)

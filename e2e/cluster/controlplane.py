@@ -12,6 +12,7 @@ from e2e.cluster.addresses import (
     API_PORT,
     CLUSTER_DOMAIN,
     CONTROL_PLANE,
+    DNS_SERVICE,
     POD_NETWORK,
     SERVICE_NETWORK,
 )
@@ -49,6 +50,14 @@ COREFILE = f"""\
 """
 
 
+# For commands of `exec`: names resolve as they do in a pod of the default namespace.
+RESOLVER = f"""\
+nameserver {DNS_SERVICE}
+search default.svc.{CLUSTER_DOMAIN} svc.{CLUSTER_DOMAIN} {CLUSTER_DOMAIN}
+options ndots:5
+"""
+
+
 @dataclass(frozen=True)
 class ControlPlane:
     """Describes the components that run once per cluster, in the cluster's first network namespace."""
@@ -72,6 +81,7 @@ class ControlPlane:
         """Write the files that the components read."""
         write_file(self.layout.config / "audit-policy.yaml", AUDIT_POLICY)
         write_file(self.layout.config / "Corefile", self._corefile())
+        write_file(resolver_file(self.layout), RESOLVER, mode=0o644)
 
     def forwarder(self) -> Component:
         """Return the only process that listens outside the namespaces, on the machine's loopback."""
@@ -203,3 +213,8 @@ class ControlPlane:
 def control_plane_namespaces(layout: Layout) -> Namespaces:
     """Return where the control plane runs, and everything in control-plane mode."""
     return Namespaces(layout.namespaces / "control-plane.net")
+
+
+def resolver_file(layout: Layout) -> Path:
+    """Return the resolv.conf for commands that run in a node's network."""
+    return layout.config / "resolv.conf"

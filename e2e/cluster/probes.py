@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -48,11 +49,16 @@ class SocketProbe:
 
     def __call__(self) -> str | None:
         """Return what is missing, or None."""
-        with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            # By the folder's descriptor: a socket's path may have only 107 characters.
+            folder = os.open(self.path.parent, os.O_PATH | os.O_DIRECTORY)
             try:
-                connection.connect(str(self.path))
-            except OSError as error:
-                return f"{self.path}: {error}"
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(f"/proc/self/fd/{folder}/{self.path.name}")
+            finally:
+                os.close(folder)
+        except OSError as error:
+            return f"{self.path}: {error}"
         return None
 
 

@@ -131,10 +131,13 @@ class Supervisor:
             self._progress.say(f"{component.name}: its configuration has changed, starting it again")
             await self.stop(component.name)
         elif process is not None:
-            self._progress.say(f"{component.name}: it had died, starting it again")
+            self._progress.say(f"{component.name}: it has died, starting it again")
+        return await asyncio.to_thread(self._adopt_or_start, component)
+
+    def _adopt_or_start(self, component: Component) -> bool:
         # An earlier run may have been killed between starting the process and recording it.
         adopted = find_process(component.argv, component.namespaces.inodes() if component.namespaces else set())
-        await asyncio.to_thread(self._record, component, adopted or self._start(component))
+        self._record(component, adopted or self._start(component))
         return adopted is None
 
     async def ensure_ready(self, component: Component, deadline: float = READY_DEADLINE) -> None:

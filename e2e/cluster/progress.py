@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-FIRST_SIGN_OF_LIFE = 2.0  # seconds
+FIRST_SIGN_OF_LIFE = 3.0  # seconds
 NEXT_SIGNS_OF_LIFE = 15.0  # seconds
 
 
