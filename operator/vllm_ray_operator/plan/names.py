@@ -19,10 +19,6 @@ REVISION_KIND = "vllm-ray.dev/revision-kind"
 CONTROL_PORT = 8070
 DASHBOARD_PORT = 8265
 
-# A RayCluster's name may have 53 characters; ours adds "-" and a hash of 8. The instance id (name, uid, attempt, nonce)
-# is longer than any Kubernetes name but lives in Ray only.
-MAX_NAME_LENGTH = 44
-
 
 def selector(deployment: str) -> dict[str, str]:
     """Return the labels that all objects and pods of one VLLMDeployment carry."""

@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from vllm_ray_operator.api.base import ApiModel
+from vllm_ray_operator.api.rules import DEFAULT_ACCELERATOR
 from vllm_ray_operator.api.spec import Head, Resources, VLLMDeploymentSpec, Workers
 from vllm_ray_operator.plan import model_uri, names, overlay
 from vllm_ray_operator.plan.actions import PatchCluster
 from vllm_ray_operator.plan.world import Cluster, Deployment, Manifest
 
 DEFAULT_RAY_VERSION = "2.60.0"
-DEFAULT_ACCELERATOR_RESOURCE = "nvidia.com/gpu"
 DEFAULT_ACCELERATORS_PER_NODE = 8
 DEFAULT_SHM_SIZE = "8Gi"
 CONTAINER = "ray"
@@ -72,7 +72,7 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
     head, workers = spec.cluster.head or Head(), spec.cluster.workers or Workers()
     resource = workers.accelerator_resource
     if resource is None:
-        resource = DEFAULT_ACCELERATOR_RESOURCE
+        resource = DEFAULT_ACCELERATOR
     accelerator_limits = {resource: per_pod} if resource else {}
     labels = names.selector(deployment)
     return ResolvedCluster(

@@ -13,7 +13,7 @@ from vllm_ray_engine import arguments
 from vllm_ray_operator.api import crd, owned, rules
 from vllm_ray_operator.api.schema import at
 from vllm_ray_operator.api.spec import VLLMDeploymentSpec
-from vllm_ray_operator.plan import names, raycluster
+from vllm_ray_operator.plan import names
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = crd.schema()
@@ -120,9 +120,8 @@ def test_admission_refuses_at_least_what_the_launcher_refuses() -> None:
     assert {flag for flag in flags if flag not in long and not flag.startswith(families)} == set()
 
 
-def test_constants_agree_with_the_planner() -> None:
-    assert rules.MAX_NAME_LENGTH == names.MAX_NAME_LENGTH
-    assert rules.DEFAULT_ACCELERATOR == raycluster.DEFAULT_ACCELERATOR_RESOURCE
+def test_the_longest_name_makes_a_name_that_kuberay_takes() -> None:
+    assert len(names.ray_cluster("x" * rules.MAX_NAME_LENGTH, names.short_hash({}))) == 53
 
 
 def test_the_reference_has_every_field_and_every_owned_name() -> None:
