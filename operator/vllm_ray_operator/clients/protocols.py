@@ -102,10 +102,11 @@ class Kube(Protocol):
 
 @dataclass(frozen=True)
 class RayEndpoint:
-    """A Ray dashboard. The token never shows in a repr."""
+    """A Ray dashboard. The token never shows in a repr; ``token_source`` tells people where it was read."""
 
     url: str
     token: str | None = field(default=None, repr=False)
+    token_source: str = ""
 
 
 @dataclass(frozen=True)

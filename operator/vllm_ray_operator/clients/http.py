@@ -1,0 +1,66 @@
+"""What the clients of plain HTTP services share: one lazily made session, and failures in words."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+import aiohttp
+
+CONNECTIONS = 128
+EXCERPT_CHARACTERS = 300
+
+
+class SessionHolder:
+    """Holds one connection pool, made at first use inside the running loop. ``close`` it."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The session. Proxies of the environment do not count: these are services in the cluster."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONNECTIONS), trust_env=False)
+        return self._session
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def failure_in_words(error: BaseException, timeout: aiohttp.ClientTimeout) -> str:
+    """Say why a request got no answer."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"its name {error.host} is not known to the cluster's DNS"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection within {timeout.sock_connect:g} s"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout.total:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection ({error.os_error.strerror or error.os_error})"
+    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+        return "the connection was closed before the answer came"
+    return str(error) or type(error).__name__
+
+
+def excerpt(text: str) -> str:
+    """Return what matters of an error's body in one short line: of a traceback its last line, of HTML its title."""
+    text = text.strip()
+    if not text:
+        return "(empty)"
+    if text[:200].lower().lstrip().startswith(("<!doctype html", "<html")):
+        title = re.search(r"<title>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+        return f"an HTML page{f' titled {title.group(1).strip()!r}' if title else ''}, not Ray's answer"
+    if "Traceback (most recent call last)" in text:
+        text = next((line for line in reversed(text.splitlines()) if re.match(r"\w[\w.]*: ", line)), text)
+    line = " ".join(text.split())
+    return line if len(line) <= EXCERPT_CHARACTERS else f"{line[: EXCERPT_CHARACTERS - 1]}…"

@@ -1,0 +1,176 @@
+"""What the Kubernetes API knows of one VLLMDeployment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from vllm_ray_operator.api.spec import VLLMDeploymentSpec
+from vllm_ray_operator.api.status import VLLMDeploymentStatus
+from vllm_ray_operator.clients.bundle import Key
+from vllm_ray_operator.clients.problems import KUBERAY_MISSING
+from vllm_ray_operator.clients.protocols import (
+    CONTROLLER_REVISIONS,
+    ENDPOINT_SLICES,
+    PODS,
+    RAY_CLUSTERS,
+    SERVICES,
+    VLLM_DEPLOYMENTS,
+    KindMissing,
+    Kube,
+    NotFound,
+    Object,
+)
+from vllm_ray_operator.observe import words
+from vllm_ray_operator.plan import names
+from vllm_ray_operator.plan.world import Cluster, Deployment, Manifest, Pod, Problem, Revision
+
+# KubeRay's labels on pods (ray-operator v1.6, controllers/ray/utils/constant.go).
+RAY_CLUSTER = "ray.io/cluster"
+RAY_GROUP = "ray.io/group"
+RAY_NODE_TYPE = "ray.io/node-type"
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The objects of one deployment, typed as far as the planner reads them. Clusters come without ``ray_error``.
+
+    ``token_secrets``: the Secret with the Ray token, by RayCluster; those without token authentication are not in it.
+    """
+
+    deployment: Deployment
+    clusters: tuple[Cluster, ...]
+    token_secrets: Mapping[str, str]
+    revisions: tuple[Revision, ...]
+    services: Mapping[str, Manifest]
+    endpoint_slices: Mapping[str, Manifest]
+    problems: tuple[Problem, ...]
+
+
+async def read(kube: Kube, key: Key) -> Objects | None:
+    """Return the objects, or None when the deployment is gone or being deleted."""
+    try:
+        resource = await kube.get(VLLM_DEPLOYMENTS, key.namespace, key.name)
+    except NotFound:
+        return None
+    if resource["metadata"].get("deletionTimestamp"):
+        return None
+    selector = names.selector(key.name)
+    (clusters, problems), pods, services, slices, revisions = await asyncio.gather(
+        _clusters(kube, key.namespace, selector),
+        kube.list(PODS, key.namespace, selector),
+        kube.list(SERVICES, key.namespace, selector),
+        kube.list(ENDPOINT_SLICES, key.namespace, selector),
+        kube.list(CONTROLLER_REVISIONS, key.namespace, selector),
+    )
+    by_cluster: dict[str, list[Object]] = {}
+    for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
+        by_cluster.setdefault(_labels(pod).get(RAY_CLUSTER, ""), []).append(pod)
+    return Objects(
+        deployment=parse_deployment(resource),
+        clusters=tuple(parse_cluster(c, by_cluster.get(c["metadata"]["name"], ())) for c in clusters),
+        token_secrets={c["metadata"]["name"]: token_secret(c) for c in clusters if _token_auth(c)},
+        revisions=tuple(parse_revision(r) for r in revisions if names.REVISION_KIND in _labels(r)),
+        services={s["metadata"]["name"]: s for s in services},
+        endpoint_slices={s["metadata"]["name"]: s for s in slices},
+        problems=problems,
+    )
+
+
+async def _clusters(
+    kube: Kube, namespace: str, selector: Mapping[str, str]
+) -> tuple[Sequence[Object], tuple[Problem, ...]]:
+    try:
+        return await kube.list(RAY_CLUSTERS, namespace, selector), ()
+    except KindMissing:
+        return (), (KUBERAY_MISSING,)
+
+
+def parse_deployment(resource: Object) -> Deployment:
+    """Return the resource. pydantic.ValidationError if spec or status cannot be read."""
+    metadata = resource["metadata"]
+    raw_spec = resource.get("spec") or {}
+    return Deployment(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        resource_version=metadata["resourceVersion"],
+        spec=VLLMDeploymentSpec.model_validate(raw_spec),
+        raw_spec=raw_spec,
+        status=VLLMDeploymentStatus.model_validate(resource.get("status") or {}),
+    )
+
+
+def parse_cluster(resource: Object, pods: Sequence[Object]) -> Cluster:
+    """Return a RayCluster with its pods."""
+    metadata, status = resource["metadata"], resource.get("status") or {}
+    conditions = words.conditions(status)
+    return Cluster(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        revision=_labels(resource).get(names.CLUSTER_REVISION, ""),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        head_ready=conditions.get("HeadPodReady", {}).get("status") == "True",
+        groups=tuple(
+            (group["groupName"], group.get("replicas", 0) * group.get("numOfHosts", 1))
+            for group in resource["spec"].get("workerGroupSpecs") or ()
+        ),
+        pods=tuple(parse_pod(pod) for pod in pods),
+        problem=words.cluster_problem(status),
+    )
+
+
+def _token_auth(resource: Object) -> bool:
+    return (resource["spec"].get("authOptions") or {}).get("mode") == "token"
+
+
+def token_secret(resource: Object) -> str:
+    """Return the name of the Secret that KubeRay makes for a RayCluster's token: its own name, if that is short enough
+    (utils.CheckName of ray-operator v1.6).
+    """
+    given = (resource["spec"].get("authOptions") or {}).get("secretName")
+    if given:
+        return str(given)
+    name = str(resource["metadata"]["name"])[-50:]
+    return name if name[0].isalpha() else f"r{name[1:]}"
+
+
+def parse_pod(resource: Object) -> Pod:
+    """Return a pod. Ray is its first container: KubeRay's rule."""
+    metadata, status = resource["metadata"], resource.get("status") or {}
+    container = words.ray_container_status(resource)
+    reason, problem = words.pod_problem(resource)
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        cluster=_labels(resource).get(RAY_CLUSTER, ""),
+        group=_labels(resource).get(RAY_GROUP, ""),
+        is_head=_labels(resource).get(RAY_NODE_TYPE) == "head",
+        ip=status.get("podIP") or None,
+        node=resource["spec"].get("nodeName") or None,
+        ready=bool(container.get("ready")) and not words.node_is_lost(resource),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        restarts=container.get("restartCount", 0),
+        problem=problem,
+        problem_reason=reason,
+    )
+
+
+def parse_revision(resource: Object) -> Revision:
+    """Return a ControllerRevision of ours."""
+    data = resource.get("data") or {}
+    return Revision(
+        name=resource["metadata"]["name"],
+        kind=cast(Literal["cluster", "engine"], _labels(resource)[names.REVISION_KIND]),
+        number=resource["revision"],
+        written=data.get("written") or {},
+        resolved=data.get("resolved") or {},
+    )
+
+
+def _labels(resource: Object) -> Mapping[str, Any]:
+    return resource["metadata"].get("labels") or {}
