@@ -107,6 +107,7 @@ class Supervisor:
         self._records = layout.processes
         self._logs = layout.logs
         self._progress = progress
+        self._children: list[subprocess.Popen[bytes]] = []
 
     def log_of(self, name: str) -> Path:
         """Return the path of a component's log."""
@@ -114,6 +115,8 @@ class Supervisor:
 
     def running(self, name: str) -> ProcessId | None:
         """Return the component's process if it runs."""
+        # Those that we started ourselves leave zombies until they are asked for.
+        self._children = [child for child in self._children if child.poll() is None]
         process = self._recorded(name)[0]
         return process if process is not None and process.alive() else None
 
@@ -167,6 +170,7 @@ class Supervisor:
         process = self.running(name)
         if process is not None:
             process.end(patience)
+            self.running(name)
         (self._records / f"{name}.json").unlink(missing_ok=True)
 
     def _start(self, component: Component) -> ProcessId:
@@ -182,9 +186,9 @@ class Supervisor:
                 cwd="/",
                 start_new_session=True,
             )
+        self._children.append(process)
         identity = ProcessId.of(process.pid)
         if identity is None:
-            process.wait()
             raise ComponentError(component.name, "it ended right after its start", self.log_of(component.name))
         return identity
 
