@@ -1,0 +1,1 @@
+"""The process around the planner: watches, work queue, the loop, leader election, health, metrics, logging."""

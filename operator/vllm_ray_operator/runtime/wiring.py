@@ -1,0 +1,95 @@
+"""Puts the process together from its real parts."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import secrets
+import signal
+import string
+
+from vllm_ray_operator.act import execute
+from vllm_ray_operator.clients.bundle import Clients, Key
+from vllm_ray_operator.clients.engine import EngineClient
+from vllm_ray_operator.clients.kube import KubeClient
+from vllm_ray_operator.clients.ray import RayClient
+from vllm_ray_operator.observe import observe
+from vllm_ray_operator.plan.planner import plan
+from vllm_ray_operator.plan.revision import Defaults
+from vllm_ray_operator.runtime import health
+from vllm_ray_operator.runtime.clock import SteadyClock, WallClock
+from vllm_ray_operator.runtime.engine_watch import EngineWatch
+from vllm_ray_operator.runtime.lease import LeaderLease
+from vllm_ray_operator.runtime.metrics import Metrics
+from vllm_ray_operator.runtime.process import Process
+from vllm_ray_operator.runtime.queue import WorkQueue
+from vllm_ray_operator.runtime.reconciler import Reconciler
+from vllm_ray_operator.runtime.settings import Settings
+from vllm_ray_operator.runtime.watches import Watches
+
+LEASE_NAME = "vllm-ray-operator"
+
+
+async def run(settings: Settings) -> int:
+    """Run the operator process. Return its exit code. OSError if a port is taken or there is no way to the cluster."""
+    kube = await KubeClient.connect()
+    ray, engine = RayClient(), EngineClient()
+    try:
+        return await _run(settings, Clients(kube=kube, ray=ray, engine=engine, clock=WallClock()))
+    finally:
+        await engine.close()
+        await ray.close()
+        await kube.close()
+
+
+async def _run(settings: Settings, clients: Clients) -> int:
+    stop = asyncio.Event()
+    take_signals(stop)
+    steady = SteadyClock()
+    queue: WorkQueue[Key] = WorkQueue(steady, random.random)
+    metrics = Metrics()
+    lease = LeaderLease(clients.kube, settings.pod_namespace, LEASE_NAME, settings.identity, steady)
+    engine_watch = EngineWatch(clients.engine, steady, random.random, queue.add)
+    reconciler = Reconciler(
+        clients,
+        observe=observe,
+        planner=functools.partial(plan, new_nonce=new_nonce, defaults=Defaults(engine_image=settings.engine_image)),
+        execute=execute,
+        follow=engine_watch.follow,
+        leads=lease.leads,
+        metrics=metrics,
+    )
+    watches = Watches(settings.namespaces, queue.add, functools.partial(take_signals, stop))
+    process = Process(
+        lease=lease,
+        watcher=watches,
+        queue=queue,
+        reconciler=reconciler,
+        engine_watch=engine_watch,
+        workers=settings.workers,
+        ill=functools.partial(health.stuck, queue),
+        stop=stop,
+    )
+    metrics.gauge("leader", "Whether this process leads.", lease.leads)
+    metrics.gauge("queue_depth", "Deployments that wait for a worker.", queue.depth)
+    metrics.gauge("queue_oldest_seconds", "How long the oldest of them has waited.", queue.oldest_wait)
+    metrics.gauge("engines_watched", "Launchers whose state is watched.", engine_watch.count)
+    server = health.HealthServer(metrics, functools.partial(health.stuck, queue), process.unready)
+    try:
+        await server.start(settings.health_port, settings.metrics_port)
+        return await process.run()
+    finally:
+        await server.close()
+
+
+def take_signals(stop: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set ``stop``."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def new_nonce() -> str:
+    """Return six characters that keep instance ids apart even when the attempt counter was lost."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(6))
