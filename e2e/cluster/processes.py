@@ -107,7 +107,7 @@ class Supervisor:
         self._records = layout.processes
         self._logs = layout.logs
         self._progress = progress
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def log_of(self, name: str) -> Path:
         """Return the path of a component's log."""
@@ -115,8 +115,7 @@ class Supervisor:
 
     def running(self, name: str) -> ProcessId | None:
         """Return the component's process if it runs."""
-        # Those that we started ourselves leave zombies until they are asked for.
-        self._children = [child for child in self._children if child.poll() is None]
+        self._reap()
         process = self._recorded(name)[0]
         return process if process is not None and process.alive() else None
 
@@ -170,7 +169,7 @@ class Supervisor:
         process = self.running(name)
         if process is not None:
             process.end(patience)
-            self.running(name)
+            self._reap()
         (self._records / f"{name}.json").unlink(missing_ok=True)
 
     def _start(self, component: Component) -> ProcessId:
@@ -186,11 +185,17 @@ class Supervisor:
                 cwd="/",
                 start_new_session=True,
             )
-        self._children.append(process)
+        self._children[process.pid] = process
         identity = ProcessId.of(process.pid)
         if identity is None:
             raise ComponentError(component.name, "it ended right after its start", self.log_of(component.name))
         return identity
+
+    def _reap(self) -> None:
+        """Ask for the end of those that we started ourselves: until then they stay as zombies."""
+        for pid, child in list(self._children.items()):
+            if child.poll() is not None:
+                self._children.pop(pid, None)
 
     def _recorded(self, name: str) -> tuple[ProcessId | None, str]:
         try:
