@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Sourced by the Dockerfiles' build steps: takes what the builder handed over, if anything, as secrets.
 if [ -e /run/build-env ]; then
     set -a

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from e2e.images.cache import cache_folder, locked, made_whole
 from e2e.images.process import CommandError, Progress, run_logged
-from e2e.images.spec import Recipe, public_base, recipe, stage, tag
+from e2e.images.spec import REPOSITORY, Recipe, public_base, recipe, stage, tag
 from e2e.images.tools import BuildRequest, Tool, find_tool
 
 AUTO, LOCAL = "auto", "local"
@@ -68,7 +68,7 @@ def image_name(name: str, base: str = AUTO) -> str:
     return tag(recipe(name), base)
 
 
-def build(name: str, base: str = AUTO, out: Path | None = None) -> Built:
+def build(name: str, base: str = AUTO, out: Path | None = None, repository: Path = REPOSITORY) -> Built:
     """Make sure that an image and its archive exist, and return them. Safe to interrupt and to run again.
 
     `base`: `auto` (the public base, or a local one where it cannot be pulled), `local`, or an image reference.
@@ -77,14 +77,14 @@ def build(name: str, base: str = AUTO, out: Path | None = None) -> Built:
     progress = Progress(name)
     made_of = recipe(name)
     folder = (out or _archives()).absolute()
-    image = tag(made_of, base)
+    image = tag(made_of, base, repository)
     if (archive := folder / archive_name(image)).exists():
         return Built(name, image, archive, built=False, seconds=progress.elapsed)
     state = cache_folder() / name
     with locked(state / "lock", progress), tempfile.TemporaryDirectory(prefix="vllm-ray-image-") as temporary:
         # The files are edited while we look: what counts is the copy that is built.
         context = Path(temporary)
-        stage(made_of, context)
+        stage(made_of, context, repository)
         image = tag(made_of, base, context)
         if (archive := folder / archive_name(image)).exists():
             return Built(name, image, archive, built=False, seconds=progress.elapsed)

@@ -7,7 +7,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ISOLATE = (sys.executable, str(Path(__file__).with_name("isolate.py")))
@@ -53,34 +53,44 @@ def run_logged(command: Sequence[str], log: Path, progress: Progress, env: Mappi
 
     Raises CommandError with the end of the log when the program fails. The program is ended when we are interrupted.
     """
-    step = ""
+    step, unfinished = command[0], b""
+
+    def say_alive() -> None:
+        progress.say(f"still at: {step}")
+
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None  # noqa: S101  # by PIPE
-    try:
-        with log.open("wb") as file, selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            buffer = b""
-            while True:
-                if not selector.select(_HEARTBEAT_SECONDS):
-                    progress.say(f"still at: {step}")
-                    continue
-                data = os.read(process.stdout.fileno(), 65536)
-                if not data:
-                    break
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            for data in _chunks(process, say_alive):
                 file.write(data)
                 file.flush()
-                *lines, buffer = (buffer + data).split(b"\n")
+                *lines, unfinished = (unfinished + data).split(b"\n")
                 for line in lines:
                     text = line.decode(errors="replace")
                     if "STEP " in text or text.startswith("#"):
                         step = text
                         progress.say(step)
-        code = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
     if code:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         raise CommandError(f"{command[0]} ended with {code}; the whole log is {log}, its end:\n{tail}")
+
+
+def _chunks(process: subprocess.Popen[bytes], when_silent: Callable[[], None]) -> Iterator[bytes]:
+    """Yield what a program prints as it comes; call back each time it has printed nothing for a while."""
+    assert process.stdout is not None  # noqa: S101  # by PIPE
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if not selector.select(_HEARTBEAT_SECONDS):
+                when_silent()
+            elif data := os.read(process.stdout.fileno(), 65536):
+                yield data
+            else:
+                return

@@ -135,7 +135,6 @@ class Buildah:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._env: dict[str, str] | None = None
 
     def has(self, image: str) -> bool:  # noqa: D102
         with suppress(CommandError):
@@ -160,7 +159,7 @@ class Buildah:
     def build(self, request: BuildRequest, progress: Progress) -> None:  # noqa: D102
         self._remove_leftovers()
         command = ["buildah", "bud", "--isolation=chroot", "--network=host", "--layers", "--pull=never"]
-        run_logged([*ISOLATE, *command, *_build_options(request)], request.log, progress, self._environment())
+        run_logged([*ISOLATE, *command, *_build_options(request)], request.log, progress, self._environment("build"))
 
     def export(self, image: str, archive: Path) -> None:  # noqa: D102
         self._call("push", "--quiet", image, f"docker-archive:{archive}:{image}")
@@ -176,14 +175,14 @@ class Buildah:
         self._call("from", "--pull=never", f"--ulimit=nofile={files}:{files}", "--name", container, request.image)
         options = ["--isolation=chroot", "--network=host", *_run_options(request, "--workingdir")]
         command = ["buildah", "run", *options, container, "--"]
-        process = subprocess.Popen([*ISOLATE, *command, *request.command], env=self._environment())
+        process = subprocess.Popen([*ISOLATE, *command, *request.command], env=self._environment(container))
         try:
             return process.wait()
         finally:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-            self._call("rm", container)
+            self._remove_run(container)
 
     def forget(self, image: str) -> None:  # noqa: D102
         with suppress(CommandError):
@@ -194,15 +193,19 @@ class Buildah:
         for name in self._containers():
             if not name.startswith("run-"):
                 self._call("rm", name)
-        remove(self._state / "tmp")
-        (self._state / "tmp").mkdir()
+        remove(self._state / "tmp" / "build")
 
     def _remove_dead_runs(self) -> None:
         """Remove the containers of runs whose process was killed before it could."""
         for name in self._containers():
-            if name.startswith("run-") and not Path("/proc", name.removeprefix("run-")).exists():
+            pid = name.removeprefix("run-")
+            if pid != name and (pid == str(os.getpid()) or not Path("/proc", pid).exists()):
                 with suppress(CommandError):  # another run may have been quicker
-                    self._call("rm", name)
+                    self._remove_run(name)
+
+    def _remove_run(self, container: str) -> None:
+        remove(self._state / "tmp" / container)
+        self._call("rm", container)
 
     def _containers(self) -> list[str]:
         return self._call("containers", "--format", "{{.ContainerName}}").split()
@@ -210,16 +213,15 @@ class Buildah:
     def _call(self, *arguments: str) -> str:
         return output_of([*ISOLATE, "buildah", *arguments], self._environment())
 
-    def _environment(self) -> dict[str, str]:
-        if self._env is None:
-            configuration = self._state / "storage.conf"
-            temporary = self._state / "tmp"
-            temporary.mkdir(parents=True, exist_ok=True)
-            configuration.write_text(
-                f'[storage]\ndriver = "overlay"\ngraphroot = "{self._state}/storage"\nrunroot = "{self._state}/run"\n'
-            )
-            self._env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(configuration), "TMPDIR": str(temporary)}
-        return self._env
+    def _environment(self, purpose: str = "call") -> dict[str, str]:
+        """Return variables that point buildah to its storage, and to a temporary folder for the purpose."""
+        temporary = self._state / "tmp" / purpose
+        temporary.mkdir(parents=True, exist_ok=True)
+        storage = f'[storage]\ndriver = "overlay"\ngraphroot = "{self._state}/storage"\nrunroot = "{self._state}/run"\n'
+        configuration = self._state / "storage.conf"
+        if not configuration.exists() or configuration.read_text() != storage:
+            configuration.write_text(storage)
+        return {**os.environ, "CONTAINERS_STORAGE_CONF": str(configuration), "TMPDIR": str(temporary)}
 
 
 def _build_options(request: BuildRequest) -> list[str]:
