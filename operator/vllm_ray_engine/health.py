@@ -1,0 +1,88 @@
+"""Deep health: the engine answers, serves the model under its name, and every worker actor is alive.
+
+/health alone is not enough: it can answer 200 when workers are dead.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_ray_engine.config import EngineConfig
+
+PROBE_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the engine's HTTP side answered. status: of /health, None without an answer. error: why there was none."""
+
+    status: int | None
+    models: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Health:
+    """The verdict: `reason` says in plain words why it is not ready."""
+
+    ready: bool
+    reason: str
+    models: tuple[str, ...]
+    workers_expected: int
+    workers_alive: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as the control endpoint carries it."""
+        return {
+            "ready": self.ready,
+            "reason": self.reason,
+            "models": list(self.models),
+            "workersExpected": self.workers_expected,
+            "workersAlive": self.workers_alive,
+        }
+
+
+def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return for each way it can fail
+    """Ask the engine for its health and its models. Never raises for what the network or the engine does."""
+    host = "127.0.0.1" if config.host == "0.0.0.0" else config.host  # noqa: S104
+    connection = http.client.HTTPConnection(host, config.port, timeout=PROBE_TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        response.read()
+        if response.status != 200:
+            return Probe(response.status, error=f"/health answers {response.status}")
+        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            return Probe(200, error=f"/v1/models answers {response.status}")
+        return Probe(200, tuple(str(model["id"]) for model in json.loads(body)["data"]))
+    except TimeoutError:
+        return Probe(None, error=f"the engine did not answer within {PROBE_TIMEOUT_SECONDS:g} s")
+    except ConnectionRefusedError:
+        return Probe(None, error="the engine does not listen yet")
+    except (OSError, http.client.HTTPException) as error:
+        return Probe(None, error=f"the engine's answer broke off: {error}")
+    except (ValueError, KeyError, TypeError):
+        return Probe(200, error="/v1/models answers something that is not a list of models")
+    finally:
+        connection.close()
+
+
+def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent: bool) -> Health:
+    """Combine the engine's answer with the number of living workers, as Ray said it last, if long ago `ray_silent`."""
+    if probed.error:
+        reason = probed.error
+    elif config.served_name not in probed.models:
+        reason = f"/v1/models does not list {config.served_name}"
+    elif ray_silent:
+        reason = "Ray has not said for a while which workers are alive"
+    elif workers_alive != config.world_size:
+        reason = f"{workers_alive} of {config.world_size} workers are alive"
+    else:
+        reason = ""
+    return Health(not reason, reason, probed.models, config.world_size, workers_alive)

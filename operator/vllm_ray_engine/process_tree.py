@@ -1,0 +1,113 @@
+"""Ownership of a process tree on Linux: nothing that the launcher started outlives it.
+
+Three means, each for a case that the others do not cover: the launcher is a child subreaper, so that orphans come to
+it and not to process 1; every process of ours asks the kernel for a signal at its parent's death, for the case that
+the launcher itself is killed; and the launcher kills what is left before it leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+PARENT_VARIABLE = "VLLM_RAY_ENGINE_PARENT"
+"""Names the process id that the started process must have as its parent."""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process. Raises OSError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when `parent` dies; exit at once if it is dead already.
+
+    The kernel sends the signal when the *thread* that started this process ends: processes of ours are started from
+    main threads.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def descendants(root: int | None = None) -> list[int]:
+    """Return the ids of all processes below `root` (default: this one), zombies included, parents first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent_of(int(entry.name))) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    frontier = [os.getpid() if root is None else root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        # The command name stands in parentheses and may itself hold spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def reap() -> dict[int, int]:
+    """Collect every dead child, adopted ones too; return exit codes by process id, negative for a signal."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal the processes; those that are gone are skipped."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end_descendants(grace: float, kill_timeout: float = 5.0) -> list[int]:
+    """End everything below this process: SIGTERM, `grace` seconds, then SIGKILL.
+
+    Processes that appear meanwhile are ended as well. Returns the ids of those that even SIGKILL did not end within
+    `kill_timeout` seconds (stuck in the kernel), normally none.
+    """
+    asked: set[int] = set()
+    deadline = time.monotonic() + grace
+    while (left := _living()) and time.monotonic() < deadline:
+        send(set(left) - asked, signal.SIGTERM)
+        asked.update(left)
+        time.sleep(0.05)
+    deadline = time.monotonic() + kill_timeout
+    while (left := _living()) and time.monotonic() < deadline:
+        send(left, signal.SIGKILL)
+        time.sleep(0.02)
+    return left
+
+
+def _living() -> list[int]:
+    reap()
+    return descendants()

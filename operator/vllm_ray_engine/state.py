@@ -1,0 +1,81 @@
+"""The attempt's state as the control endpoint shows it: versioned, so that a reader can wait for a change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+from vllm_ray_engine.config import EngineConfig
+from vllm_ray_engine.reasons import Cause
+
+CHECKING = "Checking"
+PLACING = "Placing"
+LOADING = "Loading"
+SERVING = "Serving"
+STOPPING = "Stopping"
+FAILED = "Failed"
+
+
+def timestamp() -> str:
+    """Return the present as RFC 3339, in UTC, with seconds."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: UP017  images may have Python 3.10
+
+
+class State:
+    """The state and its version, which grows with every real change. Safe to use from any thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._version = 1
+        self._fields: dict[str, Any] = {
+            "instanceId": config.instance_id,
+            "attempt": config.attempt,
+            "phase": CHECKING,
+            "message": "checking versions, ports and the model path",
+            "since": timestamp(),
+            "placement": {"state": "PENDING", "explanation": ""},
+            "health": {
+                "ready": False,
+                "reason": "the engine is not started",
+                "models": [],
+                "workersExpected": config.world_size,
+                "workersAlive": 0,
+            },
+            "ranks": [{"rank": 0, "instanceId": config.instance_id, "nodeIps": []}],
+            "cause": None,
+        }
+
+    def update(self, **fields: Any) -> None:
+        """Set fields; waiting readers are woken only if one of them really changed."""
+        with self._changed:
+            if all(self._fields[name] == value for name, value in fields.items()):
+                return
+            self._fields |= fields
+            self._version += 1
+            self._changed.notify_all()
+
+    def enter(self, phase: str, message: str) -> None:
+        """Enter a phase, or change the message of the present one."""
+        with self._changed:
+            since = self._fields["since"] if self._fields["phase"] == phase else timestamp()
+            self.update(phase=phase, message=message, since=since)
+
+    def fail(self, cause: Cause) -> None:
+        """Enter Failed with its cause, in one change."""
+        self.update(phase=FAILED, message=cause.message, since=timestamp(), cause=cause.as_dict())
+
+    @property
+    def phase(self) -> str:
+        """Return the present phase."""
+        with self._changed:
+            return str(self._fields["phase"])
+
+    def read(self, since: int | None = None, wait_seconds: float = 0.0) -> dict[str, Any]:
+        """Return the state; if its version is still `since`, wait at most `wait_seconds` for it to change."""
+        deadline = time.monotonic() + wait_seconds
+        with self._changed:
+            while self._version == since and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return {"version": self._version, **self._fields}

