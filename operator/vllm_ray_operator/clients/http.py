@@ -7,7 +7,6 @@ from typing import Self
 
 import aiohttp
 
-CONNECTIONS = 128
 EXCERPT_CHARACTERS = 300
 
 
@@ -19,9 +18,12 @@ class SessionHolder:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The session. Proxies of the environment do not count: these are services in the cluster."""
+        """The session. Proxies of the environment do not count: these are services in the cluster.
+
+        Connections are not limited here: callers bound what they do at once, and every launcher has one long poll.
+        """
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONNECTIONS), trust_env=False)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         return self._session
 
     async def close(self) -> None:
