@@ -33,7 +33,7 @@ class ResolvedEngine(ApiModel):
     """An engine revision, written out: all that an engine job is made from."""
 
     model: str
-    model_revision: str | None
+    model_revision: str | None = None
     served_name: str
     port: int
     tensor: int
