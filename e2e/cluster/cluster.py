@@ -155,7 +155,7 @@ class Cluster:
         await supervisor.ensure_ready(control_plane.api_server())
         async with asyncio.TaskGroup() as group:
             group.create_task(supervisor.ensure_ready(control_plane.controller_manager()))
-            await ensure_applied(self.layout, control_plane, tools, self.progress)
+            await ensure_applied(self.layout, control_plane, tools, self.progress, our_crds=not self.nodes())
             group.create_task(supervisor.ensure_ready(control_plane.ray_operator()))
 
     async def _boot(self, node: Node, control_plane: ControlPlane) -> None:

@@ -39,20 +39,26 @@ def kuberay_rbac(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return placed
 
 
-async def ensure_applied(layout: Layout, control_plane: ControlPlane, tools: Tools, progress: Progress) -> None:
-    """Apply all of it unless the very same was applied to this cluster before."""
+async def ensure_applied(
+    layout: Layout, control_plane: ControlPlane, tools: Tools, progress: Progress, *, our_crds: bool
+) -> None:
+    """Apply all of it unless the very same was applied to this cluster before.
+
+    With ``our_crds``, the operator's own CRDs too; where pods can run, its chart brings and owns them.
+    """
     binaries = control_plane.binaries
     rbac = layout.config / "kuberay-rbac.yaml"
     documents = [yaml.safe_load((binaries.kuberay_rbac / name).read_text()) for name in KUBERAY_RBAC]
     write_file(rbac, yaml.safe_dump_all(kuberay_rbac(documents)))
     files = [*sorted(binaries.kuberay_crds.glob("*.yaml")), rbac, *sorted(MANIFESTS.glob("*.yaml"))]
-    files += sorted(OUR_CRDS.glob("*.yaml"))
+    if our_crds:
+        files += sorted(OUR_CRDS.glob("*.yaml"))
 
     applied = layout.state / "applied"
     content = _hash(files)
     if applied.exists() and applied.read_text() == content:
         return
-    async with progress.step("KubeRay's CRDs and RBAC, our CRDs, DNS"):
+    async with progress.step("CRDs, KubeRay's RBAC, DNS"):
         # Server-side: the CRDs are too large for the annotation of a client-side apply.
         apply = [str(tools.kubectl), f"--kubeconfig={layout.kubeconfig}", "apply", "--validate=false"]
         apply += ["--server-side", "--force-conflicts", "--output=name"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from vllm_ray_operator.api.status import Attempt
 from vllm_ray_operator.clients.protocols import ApiError, Engine, EngineEndpoint, RayEndpoint
@@ -15,17 +15,25 @@ from vllm_ray_operator.plan.world import AttemptView, EngineState, Job
 def endpoints(
     views: Mapping[str, AttemptView], attempts: Sequence[Attempt], dashboards: Mapping[str, RayEndpoint]
 ) -> dict[str, EngineEndpoint]:
-    """Return the control endpoints of the running attempts by instance id."""
+    """Return the control endpoints of the attempts that run, as far as is known, by instance id."""
     found: dict[str, EngineEndpoint] = {}
     for attempt in attempts:
         view, dashboard = views.get(attempt.instance_id), dashboards.get(attempt.ray_cluster)
-        job = view.job if view is not None else None
-        if not isinstance(job, Job) or job.status != "RUNNING" or job.driver_ip is None or dashboard is None:
-            continue
-        found[attempt.instance_id] = EngineEndpoint(
-            job.driver_ip, names.CONTROL_PORT, attempt.instance_id, dashboard.token
-        )
+        address = _address(attempt, view.job if view is not None else None)
+        if address is not None and dashboard is not None:
+            found[attempt.instance_id] = EngineEndpoint(
+                address, names.CONTROL_PORT, attempt.instance_id, dashboard.token
+            )
     return found
+
+
+def _address(attempt: Attempt, job: Job | Literal["absent"] | None) -> str | None:
+    """Return where the launcher listens. A silent dashboard says nothing about an engine that was seen before."""
+    if isinstance(job, Job):
+        return job.driver_ip if job.status == "RUNNING" else None
+    if job is None and attempt.endpoint is not None:
+        return attempt.endpoint.address
+    return None
 
 
 async def read_states(
