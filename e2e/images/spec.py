@@ -33,7 +33,7 @@ class Recipe:
     inputs: tuple[str, ...]
     build_args: Mapping[str, str] = field(default_factory=dict)
     contexts: Mapping[str, Path] = field(default_factory=dict)
-    """Further build contexts by name; named by content elsewhere (a lock file's hashes), so not part of the tag."""
+    """Further folders to build from, by name; a lock file names their content by hash, so they are not in the tag."""
 
     @property
     def dockerfile(self) -> str:

@@ -127,17 +127,16 @@ def test_what_a_dockerfile_copies_is_among_the_inputs(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_mounts_nothing_that_decides_its_result(name: str) -> None:
-    """buildah takes a RUN step from its cache without looking at the mounts: what is mounted could be a newer one.
+    """buildah takes a RUN step from its cache without looking at its mounts, and mounts a cached stage wrongly.
 
-    The tools' versions are copied as a lock file, the wheels are named by hash in another.
+    The wheels may be mounted, because a lock file that is copied names them by hash.
     """
     text = (REPOSITORY / recipe(name).dockerfile).read_text()
     mounts = re.findall(r"--mount=type=(\S+)", text)
     assert mounts
     for mount in mounts:
         kind, *options = mount.split(",")
-        assert kind == "secret" or {"from=tools", "from=wheels"} & set(options), mount
-        assert "source=/dist" not in options, mount
+        assert kind == "secret" or "from=wheels" in options, mount
 
 
 @pytest.mark.parametrize("name", NAMES)
