@@ -49,10 +49,10 @@ class HealthServer:
         metrics = web.Application()
         metrics.router.add_get("/metrics", self._render)
         for app, port in ((health, health_port), (metrics, metrics_port)):
-            runner = web.AppRunner(app, access_log=None)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
             self._runners.append(runner)
             await runner.setup()
-            await web.TCPSite(runner, host, port, shutdown_timeout=0.5).start()
+            await web.TCPSite(runner, host, port).start()
 
     async def close(self) -> None:
         """Stop listening."""

@@ -76,7 +76,8 @@ class TextFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {**_context.get(), **getattr(record, "fields", {})}
+    merged = {**_context.get(), **getattr(record, "fields", {})}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _time(record: logging.LogRecord) -> str:

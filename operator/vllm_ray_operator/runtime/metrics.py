@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
 from vllm_ray_operator.api.status import VLLMDeploymentStatus
@@ -13,6 +13,8 @@ from vllm_ray_operator.clients.bundle import Key
 
 PREFIX = "vllm_ray_operator"
 Result = Literal["ok", "problem", "error"]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # second series of counters, which nobody asks for
 
 
 class Metrics:

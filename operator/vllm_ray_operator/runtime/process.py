@@ -10,10 +10,8 @@ from typing import Any, Protocol
 from vllm_ray_operator.clients.bundle import Key
 from vllm_ray_operator.clients.protocols import ApiError
 from vllm_ray_operator.runtime.clock import cancel
-from vllm_ray_operator.runtime.engine_watch import EngineWatch
 from vllm_ray_operator.runtime.lease import LeaderLease, LeaseLost
 from vllm_ray_operator.runtime.queue import WorkQueue
-from vllm_ray_operator.runtime.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +31,22 @@ class Watcher(Protocol):
         ...
 
 
+class Worker(Protocol):
+    """What works the queue off."""
+
+    async def work(self, queue: WorkQueue[Key]) -> None:
+        """Work until the queue is closed."""
+        ...
+
+
+class Closable(Protocol):
+    """What has tasks of its own."""
+
+    async def close(self) -> None:
+        """End them."""
+        ...
+
+
 class Stuck(Exception):
     """The process does not get on with its work."""
 
@@ -45,8 +59,8 @@ class Process:
         lease: LeaderLease,
         watcher: Watcher,
         queue: WorkQueue[Key],
-        reconciler: Reconciler,
-        engine_watch: EngineWatch,
+        reconciler: Worker,
+        engine_watch: Closable,
         workers: int,
         ill: Callable[[], str],
         stop: asyncio.Event,

@@ -57,7 +57,10 @@ class StoredKube:
         return await self._replace("replace", resource, namespace, obj)
 
     async def replace_status(self, resource: Resource, namespace: str, obj: Mapping[str, Any]) -> Object:
-        return await self._replace("replace_status", resource, namespace, obj)
+        stored = self.objects.get((resource.plural, namespace, obj["metadata"]["name"]), {})
+        version = {"resourceVersion": obj["metadata"]["resourceVersion"]}
+        whole = {**stored, "metadata": {**obj["metadata"], **stored.get("metadata", {}), **version}}
+        return await self._replace("replace_status", resource, namespace, {**whole, "status": obj["status"]})
 
     async def list(self, resource: Resource, namespace: str, selector: Mapping[str, str]) -> Sequence[Object]:
         raise NotImplementedError
