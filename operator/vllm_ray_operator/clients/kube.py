@@ -35,6 +35,12 @@ JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
+# A field that the API server does not know is refused, not dropped: a typing error in a pod overlay would go unnoticed,
+# and so would a CRD of KubeRay that is too old for token authentication.
+STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+
+# An applied object that does not fit its schema comes back with a 500 and this text.
+DOES_NOT_FIT = "failed to create typed patch object"
 # All that the API server says of a JSON patch that could not be applied: a test that failed, a path that is not there.
 PATCH_NOT_APPLICABLE = "the server rejected our request due to an error in our request"
 
@@ -89,8 +95,7 @@ class KubeClient:
 
     async def create(self, resource: Resource, namespace: str, obj: Mapping[str, Any]) -> Object:
         """Create."""
-        query = {"fieldManager": MANAGER}
-        return await self._call("POST", resource, namespace, query=query, body=dict(obj))
+        return await self._call("POST", resource, namespace, query=STRICT, body=dict(obj))
 
     async def apply(self, resource: Resource, namespace: str, obj: Mapping[str, Any]) -> Object:
         """Server-side apply."""
@@ -108,8 +113,7 @@ class KubeClient:
     ) -> Object:
         """Apply a JSON patch."""
         body = [dict(operation) for operation in operations]
-        query = {"fieldManager": MANAGER}
-        return await self._call("PATCH", resource, namespace, name, query=query, body=body, content=JSON_PATCH)
+        return await self._call("PATCH", resource, namespace, name, query=STRICT, body=body, content=JSON_PATCH)
 
     async def replace_status(self, resource: Resource, namespace: str, obj: Mapping[str, Any]) -> Object:
         """Replace the status subresource."""
@@ -209,7 +213,7 @@ def _error(status: int, document: Object | None, resource: Resource, name: str, 
         kind = NotFound
     elif status == 409 or (patch and status == 422 and message == PATCH_NOT_APPLICABLE):
         kind = Conflict
-    elif status in (400, 413, 422):
+    elif status in (400, 413, 422) or (status == 500 and message.startswith(DOES_NOT_FIT)):
         kind = Invalid
     elif status in (401, 403):
         kind = Forbidden
