@@ -32,12 +32,15 @@ def cluster_verdict(cluster: Cluster | None, obstacles: Sequence[str], problems:
         return Verdict("False", problems[0].reason, problems[0].message)
     if cluster is None:
         return Verdict("False", "CreatingCluster", "the RayCluster is being created")
-    pod = next((p for p in cluster.pods if p.problem), None)
     waiting = next((o for o in obstacles if o), "")
+    if waiting and waiting == cluster.ray_error:
+        return Verdict("False", "RayUnreachable", waiting)
     if waiting:
-        if cluster.ray_error == waiting:
-            return Verdict("False", "RayUnreachable", waiting)
-        return Verdict("False", pod.problem_reason if pod and pod.problem_reason else "WaitingForPods", waiting)
+        # The same pod every time, so that the message stays the same when several have the same trouble.
+        troubled = sorted((p for p in cluster.pods if p.problem), key=lambda p: (not p.is_head, p.name))
+        if troubled:
+            return Verdict("False", troubled[0].problem_reason or "WaitingForPods", troubled[0].problem)
+        return Verdict("False", "WaitingForPods", waiting)
     return Verdict("True", "ClusterReady", "head and workers are ready")
 
 
@@ -123,6 +126,6 @@ def news(before: VLLMDeploymentStatus, after: Sequence[Condition], problems: Seq
     old = before.condition("ClusterReady")
     new = next(c for c in after if c.type == "ClusterReady")
     fault = new.status == "False" and (bool(problems) or new.reason not in _HARMLESS)
-    if fault and (old is None or (old.reason, old.message) != (new.reason, new.message)):
+    if fault and (old is None or old.reason != new.reason):
         return [Emit("Warning", new.reason, new.message)]
     return []
