@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from e2e.cluster.cluster import Cluster, Mode
 from e2e.cluster.controlplane import control_plane_namespaces, resolver_file
@@ -20,7 +20,9 @@ from e2e.cluster.teardown import take_down
 from e2e.cluster.tools import ensure_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
 
 FAILED, UNFIT, INTERRUPTED = 1, 2, 130
 
@@ -90,8 +92,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = parser().parse_args(argv)
-    # A terminated run is interrupted in the same orderly way as one at the terminal.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         layout = Layout.of(arguments.name, arguments.state_dir)
         run: Callable[[argparse.Namespace, Cluster], int] = arguments.run
@@ -106,9 +106,21 @@ def main(argv: list[str] | None = None) -> int:
         if rest is not None:
             raise rest from None
         return FAILED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("interrupted: run it again to go on, or `down` to take everything away", file=sys.stderr)
         return INTERRUPTED
+
+
+def _run(work: Coroutine[object, object, T]) -> T:
+    """Run to the end, or to an interruption: SIGTERM is as orderly as Ctrl-C."""
+
+    async def interruptible() -> T:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    return asyncio.run(interruptible())
 
 
 def _up(arguments: argparse.Namespace, cluster: Cluster) -> int:
@@ -118,19 +130,19 @@ def _up(arguments: argparse.Namespace, cluster: Cluster) -> int:
         return UNFIT
     if arguments.nodes < 1:
         raise ClusterError("--nodes: at least 1")
-    asyncio.run(cluster.up(arguments.nodes if arguments.mode is Mode.NODE else 0))
+    _run(cluster.up(arguments.nodes if arguments.mode is Mode.NODE else 0))
     cluster.progress.say(f"cluster {cluster.layout.name} is up")
     print(f"export KUBECONFIG={cluster.layout.kubeconfig}")
     return 0
 
 
 def _down(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    asyncio.run(take_down(cluster, purge=arguments.purge))
+    _run(take_down(cluster, purge=arguments.purge))
     return 0
 
 
 def _load(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    asyncio.run(cluster.load(arguments.archives))
+    _run(cluster.load(arguments.archives))
     return 0
 
 
@@ -141,7 +153,7 @@ def _kubeconfig(_: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _tools(_: argparse.Namespace, cluster: Cluster) -> int:
-    print(asyncio.run(ensure_tools(cluster.layout, cluster.progress)).folder)
+    print(_run(ensure_tools(cluster.layout, cluster.progress)).folder)
     return 0
 
 
@@ -172,7 +184,7 @@ def _exec(arguments: argparse.Namespace, cluster: Cluster) -> int:
         raise ClusterError(f"no node {arguments.node!r}; there are: {', '.join(nodes) or 'none'}")
     # Services work only where a kube-proxy is: on nodes.
     node = nodes[arguments.node] if arguments.node else next(iter(nodes.values()), None)
-    tools = asyncio.run(ensure_tools(cluster.layout, cluster.progress))
+    tools = _run(ensure_tools(cluster.layout, cluster.progress))
     os.environ["KUBECONFIG"] = str(cluster.layout.inside_kubeconfig)
     os.environ["PATH"] = f"{tools.folder}:{os.environ['PATH']}"
     if node is None:
@@ -187,7 +199,7 @@ def _exec(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 def _kubectl(arguments: argparse.Namespace, cluster: Cluster) -> int:
     _require_up(cluster)
-    tools = asyncio.run(ensure_tools(cluster.layout, cluster.progress))
+    tools = _run(ensure_tools(cluster.layout, cluster.progress))
     os.environ["KUBECONFIG"] = str(cluster.layout.kubeconfig)
     os.execv(tools.kubectl, [str(tools.kubectl), *arguments.words])  # noqa: S606 - becoming it is the point
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ async def run(
     except asyncio.CancelledError:
         if not must_finish:
             with suppress(ProcessLookupError):
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)  # its children too: go's compilers, say
         await reading
         raise
     if process.returncode != 0:

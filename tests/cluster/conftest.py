@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,10 @@ class Cli:
     def kubectl(self, *words: str) -> str:
         return self.run("kubectl", "--", *words)
 
+    def namespaces(self) -> set[int]:
+        """Return the identities of its network and mount namespaces; a process in one holds it open."""
+        return {file.stat().st_ino for file in (self.state / "namespaces").iterdir()}
+
     def pids(self) -> dict[str, int]:
         """Return the numbers of its running components by name."""
         rows = [line.split() for line in self.run("status", status=None).splitlines() if " running " in line]
@@ -68,17 +72,16 @@ def until(what: str, condition: Callable[[], bool], deadline: float = 60.0) -> N
         time.sleep(0.1)
 
 
-def machine(state: Path) -> dict[str, set[str]]:
+def machine(state: Path, namespaces: Set[int] = frozenset()) -> dict[str, set[str]]:
     """Return what a cluster could leave behind on the machine.
 
-    Seen from outside, by other means than the code under test. Other programs run meanwhile: their
-    processes and mounts are left out by what ours all have in common, the state folder or their names.
+    Seen from outside, by other means than the code under test. Other programs run meanwhile, so processes
+    and mounts count when they have something of the cluster's: its folder, its name, or its namespaces.
     """
     mountinfo = Path("/proc/self/mountinfo").read_text()
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
     return {
-        "processes": set(_processes(state)),
-        "network namespaces": set(_namespaces("net")),
+        "processes": set(_processes(state, namespaces)),
         "mounts": {line.split()[4] for line in mountinfo.splitlines() if str(state) in line or NAME in line},
         "iptables": set(_rules()),
         "links": {line.split()[0] for line in links.splitlines()},
@@ -102,19 +105,14 @@ FOLDERS = (
 )
 
 
-def _processes(state: Path) -> Iterator[str]:
+def _processes(state: Path, namespaces: Set[int]) -> Iterator[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            ours = str(state) in command or NAME in command or "containerd-shim" in command or "/pause" in command
-            if ours and int(entry.name) != os.getpid():
+            inside = {(entry / "ns" / kind).stat().st_ino for kind in ("net", "mnt")} & namespaces
+            words = command + (entry / "cgroup").read_text()
+            if int(entry.name) != os.getpid() and (inside or str(state) in words or NAME in words):
                 yield f"{entry.name} {command}"
-
-
-def _namespaces(kind: str) -> Iterator[str]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            yield str((entry / "ns" / kind).readlink())
 
 
 def _rules() -> Iterator[str]:
