@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
 from vllm_ray_operator.api.status import Attempt, ContainerRef
-from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Pod
+from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job, Pod, World
 
 How = Literal["JobEnded", "NeverStarted", "PodsGone"]
 
@@ -16,48 +17,86 @@ DEADLINE_SECONDS = 60.0
 LATE_SUBMISSION_SECONDS = 60.0
 
 
-def judge(attempt: Attempt, view: AttemptView, cluster: Cluster | None, now: datetime) -> How | None:
+def judge(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> How | None:
     """Return how the attempt is proven gone, or None while it is not.
 
-    Every engine process lives in a container of the slot, so an attempt whose containers have all ended is gone
-    whatever Ray says. Otherwise Ray itself has to say, completely, that job, actors and placement group have ended.
+    A job that waits in Ray starts on whatever pods come next, so pods alone prove nothing while the Ray that knows it
+    lives. What Ray says is there, is there; that there is nothing, only the Ray the attempt was made for can say,
+    and only completely.
     """
-    if not survivors(attempt, cluster):
+    if _is_alive(view):
+        return None
+    lost, recycled = session_lost(attempt, view, world), attempt.stop is not None and attempt.stop.recycle
+    cannot_start = isinstance(view.job, Job) or lost or (view.job is None and recycled)
+    if cannot_start and not survivors(attempt, world):
         return "PodsGone"
-    if session_lost(attempt, cluster):
-        return None  # a new GCS knows nothing of the old processes
+    return None if lost else _word_of_ray(attempt, view, now)
+
+
+def _is_alive(view: AttemptView) -> bool:
+    """Whether Ray knows that something of the attempt is there."""
+    running = isinstance(view.job, Job) and view.job.status not in TERMINAL
+    return running or (view.leftovers is not None and view.leftovers.some)
+
+
+def _word_of_ray(attempt: Attempt, view: AttemptView, now: datetime) -> How | None:
+    """Return what the Ray that the attempt was made for proves."""
     if isinstance(view.job, Job):
-        ended = view.job.status in TERMINAL and view.leftovers is not None and view.leftovers.none
-        return "JobEnded" if ended else None
+        return "JobEnded" if view.leftovers is not None and view.leftovers.none else None
     if view.job == "absent" and attempt.stop is not None:
         waited = (now - attempt.stop.time).total_seconds()
         return "NeverStarted" if waited >= LATE_SUBMISSION_SECONDS else None
     return None
 
 
-def session_lost(attempt: Attempt, cluster: Cluster | None) -> bool:
-    """Whether the Ray cluster that the attempt was made for is no more: no head, or another life of one."""
+def session_lost(attempt: Attempt, view: AttemptView, world: World) -> bool:
+    """Whether the Ray that the attempt was made for is no more: no head, another life of it, or it lost its memory."""
+    cluster = world.cluster(attempt.ray_cluster)
     head = cluster.head if cluster else None
-    return head is None or not _same_life(attempt.session.head, head)
+    forgotten = view.job == "absent" and was_seen(attempt)
+    return head is None or not _same_life(attempt.session.head, head) or forgotten
 
 
-def survivors(attempt: Attempt, cluster: Cluster | None) -> list[Pod]:
+def was_seen(attempt: Attempt) -> bool:
+    """Whether Ray once knew the attempt's job: then it never is submitted again, whatever Ray says."""
+    return bool(attempt.ray_job_ids) or attempt.endpoint is not None or attempt.end_time is not None
+
+
+def survivors(attempt: Attempt, world: World) -> list[Pod]:
     """Return the pods whose Ray container still is the one that may hold a part of the attempt."""
-    pods = {pod.uid: pod for pod in cluster.pods} if cluster else {}
+    pods = {pod.uid: pod for pod in world.pods}
     return [pods[ref.uid] for ref in attempt.session.slot if ref.uid in pods and _same_life(ref, pods[ref.uid])]
 
 
-def describe(view: AttemptView, alive: list[Pod]) -> str:
+def holders(attempt: Attempt, world: World, slot: Iterable[Pod]) -> list[ContainerRef]:
+    """Return the containers that hold a part of the attempt or, as long as its job runs, may come to hold one."""
+    alive = {pod.uid for pod in survivors(attempt, world)}
+    kept = [ref for ref in attempt.session.slot if ref.uid in alive]
+    return [*kept, *(reference(pod) for pod in slot if pod.uid not in alive)]
+
+
+def describe(attempt: Attempt, view: AttemptView, world: World) -> str:
     """Say what keeps the fence open."""
-    if view.leftovers is not None and view.leftovers.complete:
+    if view.leftovers is not None and view.leftovers.some:
         left = [*view.leftovers.actors, *(f"placement group {g}" for g in view.leftovers.placement_groups)]
-        if left:
-            return f"still alive: {', '.join(left)}"
+        return f"still alive: {', '.join(left)}"
+    alive = sorted(pod.name for pod in survivors(attempt, world))
+    if alive and (session_lost(attempt, view, world) or (attempt.stop is not None and attempt.stop.recycle)):
+        return f"waiting for the end of the pods {', '.join(alive)}"
     if view.job is None:
-        pods = ", ".join(sorted(pod.name for pod in alive))
-        return f"Ray does not answer; waiting for it, or for the end of the pods {pods}"
+        return "waiting for Ray, which does not answer"
+    if view.job == "absent":
+        return "waiting until a late submission is ruled out"
+    if view.job.status in TERMINAL:
+        return "waiting for a complete answer of Ray about actors and placement groups"
     return "waiting for the engine job to end"
 
 
+def reference(pod: Pod) -> ContainerRef:
+    """Return what names this life of a pod's Ray container."""
+    return ContainerRef(pod=pod.name, uid=pod.uid, restarts=pod.restarts)
+
+
 def _same_life(ref: ContainerRef, pod: Pod) -> bool:
-    return ref.uid == pod.uid and ref.restarts == pod.restarts
+    # A count that shrinks is no proof of an end: the kubelet may not have reported the container yet.
+    return ref.uid == pod.uid and pod.restarts <= ref.restarts

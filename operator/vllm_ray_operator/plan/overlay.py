@@ -31,8 +31,9 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
     for key, value in overlay.items():
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = merge(merged[key], value)
+        elif isinstance(value, Mapping):
+            there = merged.get(key)
+            merged[key] = merge(there if isinstance(there, Mapping) else {}, value)
         elif isinstance(value, list) and isinstance(merged.get(key), list) and key in MERGE_KEYS:
             merged[key] = _merge_list(merged[key], value, MERGE_KEYS[key])
         else:
@@ -49,7 +50,7 @@ def _merge_list(base: list[Any], overlay: list[Any], merge_key: str) -> list[Any
             (i for i, b in enumerate(merged) if isinstance(b, Mapping) and b.get(merge_key) == identity), None
         )
         if identity is None or position is None:
-            merged.append(item)
+            merged.append(merge({}, item) if isinstance(item, Mapping) else item)
         else:
             merged[position] = merge(merged[position], item)
     return merged

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
 from vllm_ray_operator.plan import names, raycluster, revision, status, traffic
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
-from vllm_ray_operator.plan.replica import Aim, plan_replica, start_obstacle
-from vllm_ray_operator.plan.revision import Chosen, Defaults
+from vllm_ray_operator.plan.replica import Aim, head_obstacle, plan_replica, start_obstacle
+from vllm_ray_operator.plan.revision import Chosen, Defaults, ResolvedEngine
 from vllm_ray_operator.plan.world import Problem, World
 
 RAY_ERROR_POLL_SECONDS = 5.0
@@ -23,23 +24,26 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     status first, and carries out the actions only if that succeeded.
     """
     deployment = world.deployment
+    asked: tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]] | None = None
     try:
-        cluster = revision.choose_cluster(world, defaults)
+        asked = revision.choose_cluster(world, defaults), revision.choose_engine(world)
     except Unresolvable as error:
-        return _unresolvable(world, Problem(error.reason, str(error)), now)
-    engine = revision.choose_engine(world)
-    unsaved = [Create(chosen.create) for chosen in (cluster, engine) if chosen.create is not None]
-    if unsaved:
-        # Nothing is made from a revision that is not stored: it could be resolved otherwise by the next operator.
-        return Plan(deployment.status, tuple(unsaved), 0.0)
+        world = replace(world, problems=(Problem(error.reason, str(error)), *world.problems))
+    unsaved = tuple(Create(chosen.create) for chosen in asked or () if chosen.create is not None)
+    # Nothing is made from a revision that is not stored: the next operator could resolve it otherwise. Until it is,
+    # and as long as the spec cannot be resolved, what runs is looked after as it was.
+    target = asked if asked is not None and not unsaved else revision.current(world)
+    if target is None:
+        return _report(world, now, unsaved)
+    cluster, engine = target
     counter = _Counter(deployment.status.last_attempt)
     cluster_name = names.ray_cluster(deployment.name, cluster.digest)
     aim = Aim(world, now, cluster, cluster_name, engine, counter.take, new_nonce)
 
-    actions: list[Action] = []
+    actions: list[Action] = [*unsaved]
     known = {r.index: r for r in deployment.status.replicas}
     replicas: list[ReplicaStatus] = []
-    wakes: list[float] = []
+    wakes: list[float] = [0.0] if unsaved else []
     for index in sorted({*known, *range(deployment.spec.replicas)}):
         wanted = index < deployment.spec.replicas
         step = plan_replica(aim, known.get(index, ReplicaStatus(index=index)), wanted=wanted)
@@ -51,8 +55,9 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     actions.extend(_sync_clusters(aim, replicas))
     actions.extend(traffic.sync(world, replicas, engine.resolved.port))
     actions.extend(_prune(world, cluster.name, engine.name, replicas))
-    after, news = _status(aim, replicas, counter.value)
-    if (target := world.cluster(cluster_name)) is not None and target.ray_error:
+    generation = deployment.status.observed_generation if unsaved else deployment.generation
+    after, news = _status(aim, replicas, counter.value, generation)
+    if (ray_cluster := world.cluster(cluster_name)) is not None and ray_cluster.ray_error:
         wakes.append(RAY_ERROR_POLL_SECONDS)
     return Plan(after, (*actions, *news), min(wakes, default=None))
 
@@ -77,7 +82,8 @@ def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
         if old.name != aim.cluster_name and not old.deleting and old.name not in busy:
             actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
     target = world.cluster(aim.cluster_name)
-    wanted = {*range(world.deployment.spec.replicas), *(r.index for r in replicas if r.attempt is not None)}
+    staying = {r.index for r in replicas if r.attempt is not None and r.attempt.ray_cluster == aim.cluster_name}
+    wanted = {*range(world.deployment.spec.replicas), *staying}
     if target is None:
         # The accelerators of the old one have to be free first.
         if not world.clusters:
@@ -104,18 +110,20 @@ def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaSt
     return [Delete("ControllerRevision", r.name, None, "beyond the history limit") for r in surplus]
 
 
-def _status(aim: Aim, replicas: list[ReplicaStatus], last_attempt: int) -> tuple[VLLMDeploymentStatus, list[Action]]:
+def _status(
+    aim: Aim, replicas: list[ReplicaStatus], last_attempt: int, generation: int
+) -> tuple[VLLMDeploymentStatus, list[Action]]:
     deployment, problems = aim.world.deployment, aim.world.problems
     count = deployment.spec.replicas
     wanted = [r for r in replicas if r.index < count]
     target = aim.world.cluster(aim.cluster_name)
     pods = aim.cluster.resolved.pods_per_slot
-    obstacles = [start_obstacle(target, r.index, pods) for r in wanted]
+    obstacles = [start_obstacle(target, r.index, pods) for r in wanted] or [head_obstacle(target)]
     judged = status.verdicts(replicas, count, status.cluster_verdict(target, obstacles, problems), problems)
-    conditions = status.conditions(deployment.status, judged, deployment.generation, aim.now)
+    conditions = status.conditions(deployment.status, judged, generation, aim.now)
     ready = sum(r.phase == "Ready" for r in wanted)
     after = VLLMDeploymentStatus(
-        observed_generation=deployment.generation,
+        observed_generation=generation,
         last_attempt=last_attempt,
         cluster_revision=aim.cluster.name,
         engine_revision=aim.engine.name,
@@ -131,22 +139,21 @@ def _status(aim: Aim, replicas: list[ReplicaStatus], last_attempt: int) -> tuple
     return after, list(status.news(deployment.status, conditions, problems))
 
 
-def _unresolvable(world: World, problem: Problem, now: datetime) -> Plan:
-    """The spec cannot be turned into anything: say so, and leave what runs as it is."""
-    deployment, problems = world.deployment, [problem, *world.problems]
-    judged = status.verdicts(
-        deployment.status.replicas,
-        deployment.spec.replicas,
-        status.Verdict("False", problem.reason, problem.message),
-        problems,
-    )
+def _report(world: World, now: datetime, unsaved: tuple[Create, ...]) -> Plan:
+    """Nothing has been made yet, and nothing can be: say why, if there is a reason other than that it is to begin."""
+    deployment, problems = world.deployment, world.problems
+    wake_after = 0.0 if unsaved else None
+    if not problems:
+        return Plan(deployment.status, unsaved, wake_after)
+    cluster = status.cluster_verdict(None, (), problems)
+    judged = status.verdicts(deployment.status.replicas, deployment.spec.replicas, cluster, problems)
     conditions = status.conditions(deployment.status, judged, deployment.generation, now)
-    count = deployment.spec.replicas
+    summary = f"{deployment.status.ready_replicas}/{deployment.spec.replicas}"
     after = deployment.status.model_copy(
         update={
             "observed_generation": deployment.generation,
             "conditions": conditions,
-            "replica_summary": f"{deployment.status.ready_replicas}/{count}",
+            "replica_summary": summary,
         }
     )
-    return Plan(after, tuple(status.news(deployment.status, conditions, problems)), None)
+    return Plan(after, (*unsaved, *status.news(deployment.status, conditions, problems)), wake_after)

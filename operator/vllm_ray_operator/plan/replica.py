@@ -12,7 +12,6 @@ from datetime import datetime
 
 from vllm_ray_operator.api.status import (
     Attempt,
-    ContainerRef,
     Endpoint,
     Failure,
     Fence,
@@ -25,7 +24,7 @@ from vllm_ray_operator.plan import engine_job, fence, identity, names, restart
 from vllm_ray_operator.plan.actions import Action, Delete, Emit, StopJob
 from vllm_ray_operator.plan.raycluster import ResolvedCluster
 from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine
-from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Pod, World
+from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, World
 
 POLL_SECONDS = 2.0
 STARTING_POLL_SECONDS = 10.0
@@ -48,6 +47,20 @@ class Aim:
         """Return the engine revision that an attempt was started from."""
         stored = next((r for r in self.world.revisions if r.name == attempt.engine_revision), None)
         return ResolvedEngine.model_validate(stored.resolved) if stored else self.engine.resolved
+
+    def is_outdated(self, attempt: Attempt) -> bool:
+        """Whether the user asks for something else by now. Writing the same in other words is no change."""
+        same_engine = attempt.engine_revision == self.engine.name or any(
+            r.name == attempt.engine_revision and ResolvedEngine.model_validate(r.resolved) == self.engine.resolved
+            for r in self.world.revisions
+        )
+        return attempt.ray_cluster != self.cluster_name or not same_engine
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the spec asks for other revisions than the stored status was made from."""
+        status = self.world.deployment.status
+        return (status.cluster_revision, status.engine_revision) != (self.cluster.name, self.engine.name)
 
 
 @dataclass(frozen=True)
@@ -84,12 +97,11 @@ def plan_replica(aim: Aim, replica: ReplicaStatus, *, wanted: bool) -> Step:
         _plan_start(aim, draft, wanted=wanted)
         return draft.step()
     view = aim.world.attempts.get(replica.attempt.instance_id) or AttemptView(job=None)
-    cluster = aim.world.cluster(replica.attempt.ray_cluster)
-    draft.set(attempt=_learn(aim, replica.attempt, view, cluster))
-    _decide(aim, draft, view, cluster, wanted=wanted)
-    if not _close(aim, draft, view, cluster):
-        _act(aim, draft, replica.attempt, view, cluster)
-        _show(aim, draft, view, cluster)
+    draft.set(attempt=_learn(aim, replica, view))
+    _decide(aim, draft, replica.attempt, view, wanted=wanted)
+    if not _close(aim, draft, view):
+        _act(aim, draft, replica.attempt, view)
+        _show(aim, draft, view)
     return draft.step()
 
 
@@ -98,6 +110,8 @@ def _plan_start(aim: Aim, draft: _Draft, *, wanted: bool) -> None:
     if not wanted:
         draft.set(phase="Stopped", message="", next_start_time=None)
         return
+    if aim.is_new:
+        draft.set(failures=0, next_start_time=None)  # a repaired spec is tried at once
     status = draft.status
     if status.next_start_time is not None and aim.now < status.next_start_time:
         draft.set(phase="Backoff", message=_backoff_message(status))
@@ -117,7 +131,10 @@ def _plan_start(aim: Aim, draft: _Draft, *, wanted: bool) -> None:
         instance_id=instance_id,
         engine_revision=aim.engine.name,
         ray_cluster=cluster.name,
-        session=Session(head=_ref(cluster.head), slot=[_ref(p) for p in cluster.slot(names.slot(status.index))]),
+        session=Session(
+            head=fence.reference(cluster.head),
+            slot=[fence.reference(pod) for pod in cluster.slot(names.slot(status.index))],
+        ),
         start_time=aim.now,
         ranks=[Rank(rank=0, instance_id=instance_id)],
     )
@@ -131,8 +148,8 @@ def _plan_start(aim: Aim, draft: _Draft, *, wanted: bool) -> None:
     )
 
 
-def start_obstacle(cluster: Cluster | None, replica: int, pods: int) -> str:
-    """Say what a replica's slot lacks for a start; empty when nothing."""
+def head_obstacle(cluster: Cluster | None) -> str:
+    """Say what the RayCluster and its head lack; empty when nothing."""
     if cluster is None:
         return "waiting for the RayCluster to be created"
     if cluster.deleting:
@@ -140,20 +157,34 @@ def start_obstacle(cluster: Cluster | None, replica: int, pods: int) -> str:
     if cluster.head is None or not cluster.head_ready:
         reason = cluster.head.problem if cluster.head else cluster.problem
         return "waiting for the head pod" + (f": {reason}" if reason else "")
+    return cluster.ray_error
+
+
+def start_obstacle(cluster: Cluster | None, replica: int, pods: int) -> str:
+    """Say what a replica lacks for a start; empty when nothing."""
+    obstacle = head_obstacle(cluster)
+    if cluster is None or obstacle:
+        return obstacle
     slot = cluster.slot(names.slot(replica))
     ready = [p for p in slot if p.ready and not p.deleting]
-    if len(ready) != pods or len(slot) != pods:
-        reason = next((p.problem for p in slot if p.problem), "")
-        return f"{len(ready)} of {pods} worker pods ready" + (f": {reason}" if reason else "")
-    if cluster.ray_error:
-        return cluster.ray_error
-    return ""
+    if len(ready) == len(slot) == pods:
+        return ""
+    reason = next((p.problem for p in slot if p.problem), "")
+    return f"{len(ready)} of {pods} worker pods ready" + (f": {reason}" if reason else "")
 
 
-def _learn(aim: Aim, attempt: Attempt, view: AttemptView, cluster: Cluster | None) -> Attempt:
+def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | None:
     """Take what was observed into the attempt's record."""
+    attempt = replica.attempt
+    if attempt is None:
+        return None
     changes: dict[str, object] = {}
-    pods = {p.ip: p for p in cluster.pods if p.ip} if cluster else {}
+    cluster = aim.world.cluster(attempt.ray_cluster)
+    pods = {p.ip: p for p in cluster.pods if p.ip and not p.deleting} if cluster else {}
+    if cluster is not None and _may_start_processes(aim, attempt, view):
+        slot = fence.holders(attempt, aim.world, cluster.slot(names.slot(replica.index)))
+        if slot != attempt.session.slot:
+            changes["session"] = attempt.session.model_copy(update={"slot": slot})
     if isinstance(view.job, Job):
         ids = [*attempt.ray_job_ids, *(i for i in view.job.ray_job_ids if i not in attempt.ray_job_ids)]
         if ids != attempt.ray_job_ids:
@@ -183,12 +214,22 @@ def _learn(aim: Aim, attempt: Attempt, view: AttemptView, cluster: Cluster | Non
     return attempt.model_copy(update=changes) if changes else attempt
 
 
-def _decide(aim: Aim, draft: _Draft, view: AttemptView, cluster: Cluster | None, *, wanted: bool) -> None:
+def _may_start_processes(aim: Aim, attempt: Attempt, view: AttemptView) -> bool:
+    """Whether the attempt can still spread over containers of its slot that were not there at its start.
+
+    What is recycled is settled when that is decided: else the pods that replace them would be deleted too.
+    """
+    recycled = attempt.stop is not None and attempt.stop.recycle
+    ended = attempt.end_time is not None or (isinstance(view.job, Job) and view.job.status in TERMINAL)
+    return not recycled and not ended and not fence.session_lost(attempt, view, aim.world)
+
+
+def _decide(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView, *, wanted: bool) -> None:
     """Write down that the attempt is to end, if there is a reason to."""
     attempt = draft.status.attempt
     if attempt is None or attempt.stop is not None:
         return
-    stop = _why_stop(aim, attempt, view, cluster, wanted=wanted)
+    stop = _why_stop(aim, stored, attempt, view, wanted=wanted)
     if stop is None:
         return
     draft.set(attempt=attempt.model_copy(update={"stop": stop}))
@@ -199,7 +240,7 @@ def _decide(aim: Aim, draft: _Draft, view: AttemptView, cluster: Cluster | None,
         draft.actions.append(Emit("Warning", stop.reason, text))
 
 
-def _why_stop(aim: Aim, attempt: Attempt, view: AttemptView, cluster: Cluster | None, *, wanted: bool) -> Stop | None:
+def _why_stop(aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView, *, wanted: bool) -> Stop | None:
     """Say why the attempt has to end, if it has to. Faults come first: they tell more than a wish that they met."""
     reason, message, failure = "", "", True
     timeout = aim.engine_of(attempt).startup_timeout_seconds
@@ -207,64 +248,76 @@ def _why_stop(aim: Aim, attempt: Attempt, view: AttemptView, cluster: Cluster | 
         result = view.job.result or {}
         reason = result.get("reason") or "EngineExited"
         message = result.get("message") or view.job.message or f"the engine job ended as {view.job.status}"
-    elif fence.session_lost(attempt, cluster):
+    elif view.job == "absent" and fence.was_seen(attempt):
+        reason, message = "JobLost", "Ray does not know the engine job any more"
+    elif fence.session_lost(attempt, view, aim.world):
         reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
-    elif not fence.survivors(attempt, cluster):
+    elif not fence.survivors(stored, aim.world):
         reason, message = "PodsLost", "all pods of the replica were lost"
     elif not wanted:
         reason, message, failure = "ScaledDown", "spec.replicas is smaller", False
-    elif attempt.ray_cluster != aim.cluster_name or attempt.engine_revision != aim.engine.name:
+    elif aim.is_outdated(attempt):
         reason, message, failure = "NewRevision", "the spec has changed", False
     elif attempt.ready_time is None and (aim.now - attempt.start_time).total_seconds() > timeout:
         last = view.engine.message if view.engine else _silence(view)
         reason, message = "StartupTimeout", f"not ready after {timeout} s (last seen: {last})"
-    return Stop(reason=reason, message=message, time=aim.now, failure=failure) if reason else None
+    if not reason:
+        return None
+    lost = fence.session_lost(attempt, view, aim.world)
+    return Stop(reason=reason, message=message, time=aim.now, failure=failure, recycle=lost)
 
 
 def _silence(view: AttemptView) -> str:
     """Say what is known of an attempt whose launcher does not answer."""
     if view.job is None:
         return "Ray does not answer"
-    return "the job was not submitted" if view.job == "absent" else f"job {view.job.status}, launcher silent"
+    if view.job == "absent":
+        return "submitting the engine job"
+    return "the engine job waits in Ray" if view.job.status == "PENDING" else "the engine's launcher does not answer"
 
 
-def _act(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView, cluster: Cluster | None) -> None:
+def _act(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView) -> None:
     """Carry out what the stored status says."""
-    attempt = draft.status.attempt
+    attempt, replica = draft.status.attempt, draft.status.index
     if attempt is None:
         return
-    lost = fence.session_lost(stored, cluster)
     if stored.stop is None:
         if view.job == "absent" and attempt.stop is None:
             engine = aim.engine_of(stored)
-            draft.actions.append(engine_job.submission(aim.world.deployment, draft.status.index, stored, engine))
+            draft.actions.append(engine_job.submission(aim.world.deployment, replica, stored, engine))
         return
-    if lost or stored.stop.recycle:
-        why = "its Ray cluster was lost" if lost else "its engine could not be stopped"
-        draft.actions.extend(
-            Delete("Pod", pod.name, pod.uid, why) for pod in fence.survivors(stored, cluster) if not pod.deleting
-        )
-    elif isinstance(view.job, Job) and view.job.status not in TERMINAL:
+    if isinstance(view.job, Job) and view.job.status not in TERMINAL:
         draft.actions.append(StopJob(stored.ray_cluster, stored.instance_id))
-    if not stored.stop.recycle and (aim.now - stored.stop.time).total_seconds() > fence.DEADLINE_SECONDS:
+    if stored.stop.recycle:
+        draft.actions.extend(
+            Delete("Pod", pod.name, pod.uid, f"{stored.instance_id} may be alive in it: {stored.stop.message}")
+            for pod in fence.survivors(stored, aim.world)
+            if not pod.deleting
+        )
+        return
+    lost = fence.session_lost(stored, view, aim.world)
+    overdue = (aim.now - stored.stop.time).total_seconds() > fence.DEADLINE_SECONDS
+    # Without a word from Ray new pods would not help: the fence needs it, unless the whole RayCluster is to go.
+    useful = isinstance(view.job, Job) or stored.ray_cluster != aim.cluster_name
+    if lost or (overdue and useful):
         draft.set(attempt=attempt.model_copy(update={"stop": stored.stop.model_copy(update={"recycle": True})}))
-        what = fence.describe(view, fence.survivors(stored, cluster))
-        who = f"replica {draft.status.index}, attempt {stored.number}"
-        text = f"{who} is not gone after {fence.DEADLINE_SECONDS:.0f} s ({what}); deleting its pods"
+        why = "its Ray cluster was lost" if lost else f"it is not gone after {fence.DEADLINE_SECONDS:.0f} s"
+        what = fence.describe(stored, view, aim.world)
+        text = f"replica {replica}, attempt {stored.number}: deleting its pods, {why} ({what})"
         draft.actions.append(Emit("Warning", "RecyclingPods", text))
 
 
-def _close(aim: Aim, draft: _Draft, view: AttemptView, cluster: Cluster | None) -> bool:
+def _close(aim: Aim, draft: _Draft, view: AttemptView) -> bool:
     """End the attempt if it is proven gone. Returns whether it was."""
     attempt = draft.status.attempt
     if attempt is None or attempt.stop is None:
         return False
-    how = fence.judge(attempt, view, cluster, aim.now)
+    how = fence.judge(attempt, view, aim.world, aim.now)
     if how is None:
         return False
     failures, next_start = 0, None
-    if attempt.stop.failure:
-        failures = restart.failures_after(draft.status.failures, attempt.ready_time, aim.now)
+    if attempt.stop.failure and not aim.is_outdated(attempt):
+        failures = restart.failures_after(draft.status.failures, attempt.ready_time, attempt.stop.time)
         next_start = aim.now + restart.backoff(failures, attempt.instance_id)
         draft.wake((next_start - aim.now).total_seconds())
     took = (aim.now - attempt.stop.time).total_seconds()
@@ -282,37 +335,44 @@ def _close(aim: Aim, draft: _Draft, view: AttemptView, cluster: Cluster | None) 
     return True
 
 
-def _show(aim: Aim, draft: _Draft, view: AttemptView, cluster: Cluster | None) -> None:
+def _show(aim: Aim, draft: _Draft, view: AttemptView) -> None:
     """Set phase and message of a replica that has an attempt."""
     attempt = draft.status.attempt
     if attempt is None:
         return
     if attempt.stop is not None:
-        ended = attempt.end_time is not None or fence.session_lost(attempt, cluster)
-        alive = fence.survivors(attempt, cluster)
-        message = fence.describe(view, alive) if ended else attempt.stop.message
+        ended = attempt.end_time is not None or fence.session_lost(attempt, view, aim.world)
+        message = fence.describe(attempt, view, aim.world) if ended else attempt.stop.message
         draft.set(phase="Fencing" if ended else "Stopping", message=message)
         draft.wake(POLL_SECONDS)
         return
     engine = view.engine
-    if engine is not None and engine.ready:
+    if engine is not None and engine.ready and attempt.ready_time is not None and attempt.endpoint is not None:
         if draft.status.phase != "Ready":
             draft.actions.append(Emit("Normal", "ReplicaReady", f"replica {draft.status.index} is ready"))
         draft.set(phase="Ready", message="")
+        _forgive(aim, draft, attempt.ready_time)
         return
     if attempt.ready_time is not None:
         reason = engine.reason or engine.message if engine else _silence(view)
         draft.set(phase="NotReady", message=reason)
         draft.wake(POLL_SECONDS)
         return
-    draft.set(phase="Starting", message=engine.message if engine else "submitting the engine job")
+    draft.set(phase="Starting", message=engine.message if engine else _silence(view))
     draft.wake(POLL_SECONDS if engine is None else STARTING_POLL_SECONDS)
+
+
+def _forgive(aim: Aim, draft: _Draft, ready_time: datetime) -> None:
+    """Forget the failures of a replica that has stayed ready."""
+    if not draft.status.failures:
+        return
+    left = restart.STABLE_SECONDS - (aim.now - ready_time).total_seconds()
+    if left <= 0:
+        draft.set(failures=0)
+    else:
+        draft.wake(left)
 
 
 def _backoff_message(status: ReplicaStatus) -> str:
     failure = f": {status.last_failure.message}" if status.last_failure else ""
     return f"starts again after a failure{failure}"
-
-
-def _ref(pod: Pod) -> ContainerRef:
-    return ContainerRef(pod=pod.name, uid=pod.uid, restarts=pod.restarts)

@@ -49,7 +49,10 @@ ResolvedT = TypeVar("ResolvedT", ResolvedCluster, ResolvedEngine)
 
 @dataclass(frozen=True)
 class Chosen(Generic[ResolvedT]):
-    """The revision that the spec asks for. ``create`` is its ControllerRevision when it is not stored yet."""
+    """A revision to be realised. ``digest`` names what it was resolved to, however that was written.
+
+    ``create`` is its ControllerRevision when it is not stored yet.
+    """
 
     name: str
     digest: str
@@ -61,25 +64,30 @@ def cluster_input(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the written spec that decides how the RayCluster looks."""
     engine = raw.get("engine") or {}
     uri = str((raw.get("model") or {}).get("uri", ""))
-    return {
-        "cluster": raw.get("cluster") or {},
-        "parallelism": raw.get("parallelism") or {},
-        "image": engine.get("image"),
-        "shmSize": engine.get("shmSize"),
-        "claim": model_uri.parse(uri).claim,
-    }
+    return _present(
+        cluster=raw.get("cluster"),
+        parallelism=raw.get("parallelism"),
+        image=engine.get("image"),
+        shmSize=engine.get("shmSize"),
+        claim=model_uri.parse(uri).claim,
+    )
 
 
 def engine_input(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the written spec that decides how the engine is run in a given cluster."""
     engine = {k: v for k, v in (raw.get("engine") or {}).items() if k not in ("image", "shmSize")}
     workers = (raw.get("cluster") or {}).get("workers") or {}
-    return {
-        "model": raw.get("model") or {},
-        "engine": engine,
-        "parallelism": raw.get("parallelism") or {},
-        "acceleratorsPerNode": workers.get("acceleratorsPerNode"),
-    }
+    return _present(
+        model=raw.get("model"),
+        engine=engine,
+        parallelism=raw.get("parallelism"),
+        acceleratorsPerNode=workers.get("acceleratorsPerNode"),
+    )
+
+
+def _present(**parts: Any) -> dict[str, Any]:
+    """Leave out what is empty: ``engine: {}`` asks for nothing that leaving it out does not."""
+    return {key: value for key, value in parts.items() if value not in (None, "", {}, [])}
 
 
 def choose_cluster(world: World, defaults: Defaults) -> Chosen[ResolvedCluster]:
@@ -88,7 +96,7 @@ def choose_cluster(world: World, defaults: Defaults) -> Chosen[ResolvedCluster]:
     written = cluster_input(deployment.raw_spec)
     stored = _stored(world, "cluster", written)
     if stored is not None:
-        return Chosen(stored.name, _digest(stored), ResolvedCluster.model_validate(stored.resolved), None)
+        return _kept(stored, ResolvedCluster)
     resolved = render_cluster(deployment.name, deployment.spec, defaults.engine_image)
     return _new(world, "cluster", written, resolved)
 
@@ -99,8 +107,18 @@ def choose_engine(world: World) -> Chosen[ResolvedEngine]:
     written = engine_input(deployment.raw_spec)
     stored = _stored(world, "engine", written)
     if stored is not None:
-        return Chosen(stored.name, _digest(stored), ResolvedEngine.model_validate(stored.resolved), None)
+        return _kept(stored, ResolvedEngine)
     return _new(world, "engine", written, render_engine(deployment.spec))
+
+
+def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]] | None:
+    """Return the revisions that the stored status was made from, if both are still there."""
+    status = world.deployment.status
+    stored = {revision.name: revision for revision in world.revisions}
+    cluster, engine = stored.get(status.cluster_revision or ""), stored.get(status.engine_revision or "")
+    if cluster is None or engine is None:
+        return None
+    return _kept(cluster, ResolvedCluster), _kept(engine, ResolvedEngine)
 
 
 def render_engine(spec: VLLMDeploymentSpec) -> ResolvedEngine:
@@ -132,8 +150,8 @@ def _stored(world: World, kind: Literal["cluster", "engine"], written: Mapping[s
     return max(same, key=lambda r: r.number, default=None)
 
 
-def _digest(revision: Revision) -> str:
-    return names.short_hash(revision.resolved)
+def _kept(stored: Revision, kind: type[ResolvedT]) -> Chosen[ResolvedT]:
+    return Chosen(stored.name, names.short_hash(stored.resolved), kind.model_validate(stored.resolved), None)
 
 
 def _new(
@@ -141,10 +159,15 @@ def _new(
 ) -> Chosen[ResolvedT]:
     deployment = world.deployment
     content = resolved.to_wire()
-    digest = names.short_hash(content)
-    name = names.revision(deployment.name, kind, digest)
+    # Named after both: what is written otherwise but means the same is a revision of its own, though nothing rolls.
+    name = names.revision(deployment.name, kind, names.short_hash({"written": written, "resolved": content}))
     number = 1 + max((r.number for r in world.revisions), default=0)
-    return Chosen(name, digest, resolved, _controller_revision(deployment, name, kind, number, written, content))
+    return Chosen(
+        name,
+        names.short_hash(content),
+        resolved,
+        _controller_revision(deployment, name, kind, number, written, content),
+    )
 
 
 def _controller_revision(
@@ -169,4 +192,13 @@ def _controller_revision(
     }
 
 
-__all__ = ["Chosen", "Defaults", "ResolvedEngine", "Unresolvable", "choose_cluster", "choose_engine", "surplus"]
+__all__ = [
+    "Chosen",
+    "Defaults",
+    "ResolvedEngine",
+    "Unresolvable",
+    "choose_cluster",
+    "choose_engine",
+    "current",
+    "surplus",
+]

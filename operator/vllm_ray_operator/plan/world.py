@@ -94,9 +94,14 @@ class Leftovers:
     placement_groups: tuple[str, ...] = ()
 
     @property
+    def some(self) -> bool:
+        """Whether something is known to be left."""
+        return bool(self.actors or self.placement_groups)
+
+    @property
     def none(self) -> bool:
         """Whether it is proven that nothing is left."""
-        return self.complete and not self.actors and not self.placement_groups
+        return self.complete and not self.some
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,12 @@ class World:
     endpoint_slices: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
     attempts: Mapping[str, AttemptView] = field(default_factory=dict)  # by instance id
     problems: tuple[Problem, ...] = ()
+    orphans: tuple[Pod, ...] = ()  # pods of ours whose RayCluster is gone; they go too, but not at once
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """All pods of ours."""
+        return (*(pod for cluster in self.clusters for pod in cluster.pods), *self.orphans)
 
     def cluster(self, name: str) -> Cluster | None:
         """Return the RayCluster of that name, or None."""
