@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def run_logged(command: Sequence[str], log: Path, progress: Progress, env: Mappi
                 for line in lines:
                     text = line.decode(errors="replace")
                     if "STEP " in text or text.startswith("#"):
-                        step = text
+                        step = re.sub(r"--mount=\S+ +", "", text)
                         progress.say(step)
             code = process.wait()
         finally:

@@ -14,8 +14,12 @@ def shell(script: str) -> list[str]:
 
 def test_steps_are_shown_and_everything_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "logs" / "build.log"
-    run_logged(shell("echo STEP 1/2: RUN one; echo detail; echo STEP 2/2: RUN two >&2"), log, Progress("image"))
-    assert log.read_text() == "STEP 1/2: RUN one\ndetail\nSTEP 2/2: RUN two\n"
+    run_logged(
+        shell("echo STEP 1/2: RUN one; echo detail; echo STEP 2/2: RUN --mount=type=secret,id=x   two >&2"),
+        log,
+        Progress("image"),
+    )
+    assert log.read_text() == "STEP 1/2: RUN one\ndetail\nSTEP 2/2: RUN --mount=type=secret,id=x two\n"
     shown = capsys.readouterr()
     assert shown.out == ""
     assert [line.partition("] ")[2] for line in shown.err.splitlines()] == ["STEP 1/2: RUN one", "STEP 2/2: RUN two"]
