@@ -88,9 +88,7 @@ class Launcher:
 
     def run(self) -> int:
         """Run the attempt to its end and return the exit code."""
-        signal.signal(signal.SIGTERM, self._on_stop)
-        signal.signal(signal.SIGINT, self._on_stop)
-        signal.signal(signal.SIGCHLD, self._wakeup.notify)
+        self._catch_signals()
         cause: Cause | None = None
         try:
             self._check()
@@ -137,6 +135,7 @@ class Launcher:
             raise EngineFailure(reasons.PLACEMENT_PENDING, f"no accelerators in time: {self._cluster.view.explanation}")
 
     def _placed(self) -> bool:
+        self._catch_signals()  # again, because Ray puts handlers of its own in their place when it connects
         view = self._cluster.view
         self.state.update(placement={"state": view.placement, "explanation": view.explanation})
         if view.placement != CREATED:
@@ -284,6 +283,11 @@ class Launcher:
         while self._exit_code is None and (left := deadline - time.monotonic()) > 0:
             self._wakeup.wait(left)
             self._reap()
+
+    def _catch_signals(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_stop)
+        signal.signal(signal.SIGCHLD, self._wakeup.notify)
 
     def _on_stop(self, *_: object) -> None:
         self._stop_asked = True

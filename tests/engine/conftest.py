@@ -11,18 +11,18 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "operator"), str(Path(__file__).parent)]
-
-from ray_cluster import HEAD, SLOT, RayCluster, free_port, get, processes, wait_for  # noqa: E402
+sys.path[:0] = [path for path in [str(ROOT / "operator")] if path not in sys.path]
 
 from vllm_ray_engine.control import bearer  # noqa: E402
+
+from .ray_cluster import HEAD, SLOT, RayCluster, free_port, get, processes, wait_for  # noqa: E402
 
 MODEL = os.environ.get("VLLM_RAY_TEST_MODEL", "/models/tiny")
 ENGINE_ARGUMENTS = ["--dtype=float32", "--max-model-len=256", "--enforce-eager", "--kv-cache-memory-bytes=64M"]
@@ -61,7 +61,6 @@ class Attempt:
     instance_id: str
     port: int
     control_port: int
-    log_shown: bool = field(default=False)
 
     @property
     def token(self) -> str:
@@ -104,9 +103,7 @@ class Attempt:
 
     def wait_ended(self, timeout: float) -> dict[str, str]:
         """Wait until the job is over and return its result line."""
-        wait_for(
-            f"{self.instance_id} to end", lambda: self.status() in {"STOPPED", "FAILED", "SUCCEEDED"}, timeout
-        )
+        wait_for(f"{self.instance_id} to end", lambda: self.status() in {"STOPPED", "FAILED", "SUCCEEDED"}, timeout)
         return self.result()
 
     def result(self) -> dict[str, str]:
@@ -123,11 +120,11 @@ class Attempts:
     def __init__(self, cluster: RayCluster) -> None:
         self.cluster = cluster
         self._package = _package()
-        self._started: list[Attempt] = []
+        self.started: list[Attempt] = []
 
     def start(self, *extra: str, environment: dict[str, str] | None = None, **changes: Any) -> Attempt:
         """Submit an attempt; `extra` are more engine arguments, `changes` are put over the configuration."""
-        number = len(self._started) + 1
+        number = len(self.started) + 1
         attempt = Attempt(self.cluster, f"test-a{number}-{os.getpid()}", free_port(), free_port())
         config = {
             "version": 1,
@@ -157,7 +154,7 @@ class Attempts:
             self._package.uri,
             variables | (environment or {}) | {"VLLM_RAY_ENGINE_CONFIG": json.dumps(config)},
         )
-        self._started.append(attempt)
+        self.started.append(attempt)
         return attempt
 
 

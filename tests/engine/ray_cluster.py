@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -41,14 +43,14 @@ def wait_for(what: str, condition: Callable[[], Any], timeout: float, interval: 
 
 
 def get(url: str, token: str | None = None, timeout: float = 10, body: Any = None) -> tuple[int, Any]:
-    """Return status and JSON body; status 0 when nothing listens."""
+    """Return status and JSON body (the text of an error); status 0 when nothing answers."""
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout) as response:  # noqa: S310
             text = response.read()
     except urllib.error.HTTPError as error:
-        return error.code, None
+        return error.code, error.read().decode(errors="replace")
     except OSError:
         return 0, None
     return 200, json.loads(text) if text else None
@@ -69,7 +71,8 @@ class RayCluster:
         resources = json.dumps({SLOT: 1, DRIVER: 1})
         common = ["--num-cpus=4", "--num-gpus=1", "--object-store-memory=200000000", f"--resources={resources}"]
         self._ray(
-            HEAD, "--head", f"--port={self.gcs_port}", f"--dashboard-host={HEAD}", f"--temp-dir={self.folder}",
+            HEAD, "--head", f"--port={self.gcs_port}", f"--ray-client-server-port={free_port()}",
+            f"--dashboard-host={HEAD}", f"--temp-dir={self.folder}",
             f"--dashboard-port={self.dashboard.rpartition(':')[2]}", "--min-worker-port=20000",
             "--max-worker-port=20999", *common,
         )  # fmt: skip
@@ -90,11 +93,13 @@ class RayCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             "RAY_JOB_STOP_WAIT_TIME_S": "30",
+            "RAY_raylet_start_wait_time_s": "120",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         subprocess.run(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={address}", *arguments],
+            [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={address}",
+             f"--dashboard-agent-listen-port={free_port()}", *arguments],
             env=environment, check=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -110,7 +115,7 @@ class RayCluster:
         raise AssertionError(f"processes of the Ray cluster that do not end: {left}")
 
     def _api(self, path: str, body: Any = None) -> tuple[int, Any]:
-        return get(f"{self.dashboard}{path}", self.token, body=body)
+        return get(f"{self.dashboard}{path}", self.token, timeout=60, body=body)
 
     def _rows(self, kind: str) -> list[dict[str, Any]]:
         status, answer = self._api(f"/api/v0/{kind}?detail=1&limit=1000")
@@ -133,7 +138,10 @@ class RayCluster:
 
     def upload(self, name: str, content: bytes) -> None:
         request = urllib.request.Request(  # noqa: S310
-            f"{self.dashboard}/api/packages/gcs/{name}", content, {"authorization": f"Bearer {self.token}"}, method="PUT"
+            f"{self.dashboard}/api/packages/gcs/{name}",
+            content,
+            {"authorization": f"Bearer {self.token}"},
+            method="PUT",
         )
         with urllib.request.urlopen(request, timeout=30):  # noqa: S310
             pass
@@ -145,8 +153,14 @@ class RayCluster:
             "entrypoint_resources": {DRIVER: 1},
             "runtime_env": {"py_modules": [uri], "env_vars": environment},
         }
-        status, _ = self._api("/api/jobs/", body)
-        assert status == 200, status
+
+        def accepted() -> bool:
+            status, answer = self._api("/api/jobs/", body)
+            # A node that just joined has no agent for its jobs yet.
+            assert status == 200 or "No available agent" in answer, answer
+            return status == 200
+
+        wait_for(f"Ray to take the job {submission}", accepted, 60, interval=0.5)
 
     def job(self, submission: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._api(f"/api/jobs/{submission}")[1]
@@ -175,7 +189,5 @@ def processes(*marks: str) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    try:
-        os.kill(pid, 9)
-    except ProcessLookupError:
-        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
