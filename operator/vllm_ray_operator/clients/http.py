@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Self
 
@@ -48,7 +49,8 @@ def failure_in_words(error: BaseException, timeout: aiohttp.ClientTimeout) -> st
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout.total:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection ({error.os_error.strerror or error.os_error})"
+        number = error.os_error.errno
+        return f"no connection ({os.strerror(number) if number else error.os_error})"
     if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
         return "the connection was closed before the answer came"
     return str(error) or type(error).__name__
