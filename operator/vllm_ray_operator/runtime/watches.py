@@ -9,47 +9,62 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import kopf
+from kopf._cogs.structs.references import Insights  # of spawn_tasks(insights=...): what kopf found and watches
 
-from vllm_ray_operator.api import GROUP, PLURAL, VERSION
 from vllm_ray_operator.clients.bundle import Key
+from vllm_ray_operator.clients.protocols import (
+    ENDPOINT_SLICES,
+    PODS,
+    RAY_CLUSTERS,
+    SERVICES,
+    VLLM_DEPLOYMENTS,
+    ApiError,
+    Resource,
+)
 from vllm_ray_operator.plan import names
 from vllm_ray_operator.runtime.clock import cancel
 
 log = logging.getLogger(__name__)
 
-CHILDREN = (
-    ("ray.io", "v1", "rayclusters"),
-    ("", "v1", "pods"),
-    ("", "v1", "services"),
-    ("discovery.k8s.io", "v1", "endpointslices"),
-)
+CHILDREN = (RAY_CLUSTERS, PODS, SERVICES, ENDPOINT_SLICES)
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+KIND_POLL_SECONDS = 10.0
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Watches:
     """kopf's watches, started again when they end.
 
-    ``changed`` gets the key of every event. ``take_signals`` is called after each start: kopf has the process's signal
-    handlers for itself by then, and they are not its business here.
+    ``changed`` gets the key of every event. ``is_served`` tells whether the API server knows a kind. ``take_signals``
+    is called after each start: kopf has the process's signal handlers for itself by then, and they are not its business
+    here.
     """
 
     def __init__(
-        self, namespaces: Sequence[str], changed: Callable[[Key], None], take_signals: Callable[[], None]
+        self,
+        namespaces: Sequence[str],
+        changed: Callable[[Key], None],
+        is_served: Callable[[Resource], Awaitable[bool]],
+        take_signals: Callable[[], None],
     ) -> None:
         self._namespaces = tuple(namespaces)
+        self._is_served = is_served
         self._take_signals = take_signals
         self._registry = registry(changed)
-        self._ready = asyncio.Event()
+        self._insights = Insights()
 
     def unready(self) -> str:
-        """Return why nothing is watched; "" if all is."""
-        return "" if self._ready.is_set() else "the watches have not started"
+        """Return why deployments are not watched; "" if they are. Without KubeRay they are all the same."""
+        if not self._insights.ready_resources.is_set():
+            return "the watches have not started"
+        if VLLM_DEPLOYMENTS in self._unwatched():
+            return "VLLMDeployments are not watched: is their CRD installed?"
+        return ""
 
     async def run(self) -> None:
         """Watch until cancelled. Watches that break down, such as for a right that is missing, are started again."""
@@ -58,33 +73,59 @@ class Watches:
         while True:
             started = loop.time()
             try:
-                await self._watch()
-                log.warning("the watches ended, starting them again")
+                appeared = await self._watch()
             except Exception as error:
                 log.warning("the watches broke down, starting them again: %s", error)
+            else:
+                log.info("watching anew: %s are served now", appeared.plural)
             failures = failures + 1 if loop.time() - started < 2 * RESTART_SECONDS[-1] else 1
             await asyncio.sleep(RESTART_SECONDS[min(failures, len(RESTART_SECONDS)) - 1])
 
-    async def _watch(self) -> None:
-        """Run kopf once. It is not left to ``kopf.operator``, which in the end cancels every task of the loop."""
-        tasks: Sequence[asyncio.Task[Any]] = ()
+    async def _watch(self) -> Resource:
+        """Run kopf until a kind is served that it does not watch, and return that.
+
+        It is not left to ``kopf.operator``, which in the end cancels every task of the loop.
+        """
+        self._insights = Insights()
+        tasks: list[asyncio.Task[Any]] = []
+        appearance = asyncio.create_task(self._wait_for_unwatched(), name="watch for kinds")
         try:
-            tasks = list(
-                await kopf.spawn_tasks(
-                    registry=self._registry,
-                    settings=settings(),
-                    clusterwide=not self._namespaces,
-                    namespaces=self._namespaces,
-                    ready_flag=self._ready,
-                )
+            tasks += await kopf.spawn_tasks(
+                registry=self._registry,
+                settings=settings(),
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                insights=self._insights,
             )
             self._take_signals()
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            done, _ = await asyncio.wait([appearance, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {appearance}:
                 task.result()
+                raise RuntimeError(f"{task.get_name()} ended")
+            return appearance.result()
         finally:
-            self._ready.clear()
-            await cancel(*tasks)
+            self._insights = Insights()
+            await cancel(appearance, *tasks)
+
+    async def _wait_for_unwatched(self) -> Resource:
+        """Return a kind that kopf does not watch although it is served.
+
+        kopf could look for new kinds by itself. It would load every CRD of the cluster for that, and miss a kind when
+        the API server's discovery document lags behind the CRD (seen with a CRD of a megabyte).
+        """
+        await self._insights.ready_resources.wait()
+        while True:
+            await asyncio.sleep(KIND_POLL_SECONDS)
+            for resource in self._unwatched():
+                try:
+                    if await self._is_served(resource):
+                        return resource
+                except ApiError as error:
+                    log.debug("whether %s are served is not known: %s", resource.plural, error)
+
+    def _unwatched(self) -> list[Resource]:
+        watched = {(kind.group, kind.plural) for kind in self._insights.watched_resources}
+        return [kind for kind in (VLLM_DEPLOYMENTS, *CHILDREN) if (_group(kind), kind.plural) not in watched]
 
 
 def registry(changed: Callable[[Key], None]) -> kopf.OperatorRegistry:
@@ -95,7 +136,7 @@ def registry(changed: Callable[[Key], None]) -> kopf.OperatorRegistry:
     async def login(**arguments: Any) -> kopf.ConnectionInfo | None:
         return connection(**arguments)
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=result)
+    @kopf.on.event(*_selector(VLLM_DEPLOYMENTS), registry=result)
     async def resource_changed(namespace: str | None, name: str | None, **_: Any) -> None:
         if namespace and name:
             changed(Key(namespace, name))
@@ -105,8 +146,8 @@ def registry(changed: Callable[[Key], None]) -> kopf.OperatorRegistry:
         if namespace and owner:
             changed(Key(namespace, owner))
 
-    for group, version, plural in CHILDREN:
-        kopf.on.event(group, version, plural, registry=result)(child_changed)
+    for kind in CHILDREN:
+        kopf.on.event(*_selector(kind), registry=result)(child_changed)
     return result
 
 
@@ -116,6 +157,7 @@ def settings() -> kopf.OperatorSettings:
     result.process.ultimate_exiting_timeout = None  # else kopf would kill us some time after watches were restarted
     result.posting.enabled = False
     result.peering.standalone = True
+    result.scanning.disabled = True  # see Watches._wait_for_unwatched
     result.watching.server_timeout = 300
     result.watching.client_timeout = 310
     result.watching.connect_timeout = 30
@@ -125,7 +167,7 @@ def settings() -> kopf.OperatorSettings:
     result.networking.connect_timeout = 10
     result.queueing.idle_timeout = 1.0  # our handlers take no time; kopf's task of an object need not live on
     for kind in CHILDREN:
-        result.watching.label_selectors[kind] = f"{names.MANAGED_BY}={names.MANAGER}"
+        result.watching.label_selectors[_selector(kind)] = f"{names.MANAGED_BY}={names.MANAGER}"
     return result
 
 
@@ -141,3 +183,12 @@ def connection(**arguments: Any) -> kopf.ConnectionInfo | None:
         ca_path=str(SERVICE_ACCOUNT / "ca.crt"),
         token=token.read_text().strip(),
     )
+
+
+def _selector(resource: Resource) -> tuple[str, str, str]:
+    """Return the kind as kopf wants it: group ("" for the core), version, plural."""
+    return _group(resource), resource.api_version.rpartition("/")[2], resource.plural
+
+
+def _group(resource: Resource) -> str:
+    return resource.api_version.rpartition("/")[0]

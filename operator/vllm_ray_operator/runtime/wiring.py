@@ -13,6 +13,7 @@ from vllm_ray_operator.act import execute
 from vllm_ray_operator.clients.bundle import Clients, Key
 from vllm_ray_operator.clients.engine import EngineClient
 from vllm_ray_operator.clients.kube import KubeClient
+from vllm_ray_operator.clients.protocols import KindMissing, Kube, NotFound, Resource
 from vllm_ray_operator.clients.ray import RayClient
 from vllm_ray_operator.observe import observe
 from vllm_ray_operator.plan.planner import plan
@@ -60,7 +61,13 @@ async def _run(settings: Settings, clients: Clients) -> int:
         leads=lease.leads,
         metrics=metrics,
     )
-    watches = Watches(settings.namespaces, queue.add, functools.partial(take_signals, stop))
+    namespace = settings.namespaces[0] if settings.namespaces else settings.pod_namespace
+    watches = Watches(
+        settings.namespaces,
+        changed=queue.add,
+        is_served=functools.partial(is_served, clients.kube, namespace),
+        take_signals=functools.partial(take_signals, stop),
+    )
     process = Process(
         lease=lease,
         watcher=watches,
@@ -81,6 +88,15 @@ async def _run(settings: Settings, clients: Clients) -> int:
         return await process.run()
     finally:
         await server.close()
+
+
+async def is_served(kube: Kube, namespace: str, resource: Resource) -> bool:
+    """Return whether the API server knows the kind, by asking for an object that need not be there."""
+    try:
+        await kube.get(resource, namespace, "is-the-kind-served")
+    except NotFound as error:
+        return not isinstance(error, KindMissing)
+    return True
 
 
 def take_signals(stop: asyncio.Event) -> None:

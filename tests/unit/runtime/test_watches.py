@@ -51,6 +51,7 @@ def test_children_are_filtered_by_the_server_and_kopf_writes_nothing() -> None:
     assert len(settings.watching.label_selectors) == len(watches.CHILDREN)
     assert set(settings.watching.label_selectors.values()) == {"app.kubernetes.io/managed-by=vllm-ray-operator"}
     assert settings.posting.enabled is False
+    assert settings.scanning.disabled is True
     assert settings.peering.standalone is True
     assert settings.process.ultimate_exiting_timeout is None
 
