@@ -194,7 +194,8 @@ async def test_a_leak_keeps_the_fence_open_until_the_slot_is_recycled(lab: Lab) 
 async def test_a_lost_reply_to_the_submission_leads_to_one_job(lab: Lab) -> None:
     await lab.until(lambda s: any(r.attempt for r in s.replicas), "an attempt")
     dashboard = lab.dashboard
-    submit, lost = lab.ray.submit, []
+    submit = lab.ray.submit
+    lost: list[object] = []
 
     async def lose_reply(*args: object, **kwargs: object) -> None:
         await submit(*args, **kwargs)  # type: ignore[arg-type]

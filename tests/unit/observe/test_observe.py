@@ -1,0 +1,471 @@
+"""Observation over the fakes: what becomes of what the APIs say, or do not say."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine import FakeEngine
+from tests.fakes.kube import FakeKube, fail_always
+from tests.fakes.kuberay import FakeKubeRay
+from tests.fakes.ray import FakeDashboard, FakeRay
+from vllm_ray_operator.clients.bundle import Clients, Key, Observation
+from vllm_ray_operator.clients.protocols import (
+    CONTROLLER_REVISIONS,
+    PODS,
+    RAY_CLUSTERS,
+    SECRETS,
+    VLLM_DEPLOYMENTS,
+    ActorRow,
+    ApiError,
+    EngineEndpoint,
+    Forbidden,
+    RayEndpoint,
+)
+from vllm_ray_operator.observe import kube as observe_kube
+from vllm_ray_operator.observe import observe
+from vllm_ray_operator.observe.engine import parse_state
+from vllm_ray_operator.observe.ray import last_words
+from vllm_ray_operator.plan import names
+from vllm_ray_operator.plan.world import AttemptView, EngineState, Job, Leftovers, Problem
+
+KEY = Key("default", "chat")
+ID = "chat-1a2b3c4d-a7-x9k2q1"
+CLUSTER = "chat-12345678"
+URL = f"http://{CLUSTER}-head-svc.default.svc:8265"
+WORKER_IP = "10.0.0.3"
+UNREACHABLE = ApiError(f"the Ray dashboard at {URL} does not answer: no connection")
+
+
+def attempt(**changes: Any) -> dict[str, Any]:
+    return {
+        "number": 7,
+        "nonce": "x9k2q1",
+        "instanceId": ID,
+        "engineRevision": "chat-engine-1",
+        "rayCluster": CLUSTER,
+        "session": {"head": {"pod": "h", "uid": "u", "restarts": 0}, "slot": []},
+        "startTime": "2030-01-01T00:00:00Z",
+        **changes,
+    }
+
+
+ENDED = {"endTime": "2030-01-01T00:01:00Z"}
+
+
+@dataclass
+class Lab:
+    """A deployment with one attempt on a RayCluster that runs: a head and two workers."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    kube: FakeKube = field(default_factory=FakeKube)
+    ray: FakeRay = field(default_factory=FakeRay)
+
+    def __post_init__(self) -> None:
+        self.engine = FakeEngine(self.clock)
+        self.clients = Clients(self.kube, self.ray, self.engine, self.clock)
+        self.kuberay = FakeKubeRay(self.kube, self.ray)
+        self.attempt_is()
+        template = {"metadata": {"labels": names.selector("chat")}, "spec": {"containers": [{"name": "ray"}]}}
+        cluster = {
+            "metadata": {
+                "namespace": "default",
+                "name": CLUSTER,
+                "labels": {**names.selector("chat"), names.CLUSTER_REVISION: "chat-cluster-12345678"},
+            },
+            "spec": {
+                "authOptions": {"mode": "token"},
+                "headGroupSpec": {"template": template},
+                "workerGroupSpecs": [{"groupName": "slot-0", "replicas": 2, "template": template}],
+            },
+        }
+        self.kube.put(RAY_CLUSTERS, cluster)
+        self.kuberay.step()
+
+    def attempt_is(self, **changes: Any) -> None:
+        self.put({"replicas": [{"index": 0, "phase": "Starting", "attempt": attempt(**changes)}]})
+
+    def put(self, status: dict[str, Any], spec: dict[str, Any] | None = None) -> None:
+        spec = spec or {"model": {"uri": "file:///m"}}
+        manifest = {"metadata": {"namespace": "default", "name": "chat"}, "spec": spec, "status": status}
+        self.kube.put(VLLM_DEPLOYMENTS, manifest)
+
+    @property
+    def dashboard(self) -> FakeDashboard:
+        return self.ray.dashboards[URL]
+
+    async def submit(self) -> None:
+        await self.ray.submit(RayEndpoint(URL, self.dashboard.token), ID, "exec x", {}, {})
+
+    async def see(self, *problems: Problem) -> Observation:
+        seen = await observe(KEY, self.clients, problems)
+        assert seen is not None
+        return seen
+
+    async def view(self) -> AttemptView:
+        return (await self.see()).world.attempts[ID]
+
+
+@pytest.fixture
+async def lab() -> Lab:
+    return Lab()
+
+
+async def test_a_deployment_that_is_gone_or_going(lab: Lab) -> None:
+    assert await observe(Key("default", "other"), lab.clients, ()) is None
+    stored = lab.kube.peek(VLLM_DEPLOYMENTS, "default", "chat")
+    assert stored is not None
+    stored["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+    lab.kube.put(VLLM_DEPLOYMENTS, stored)
+    assert await observe(KEY, lab.clients, ()) is None
+
+
+async def test_the_cluster_and_its_pods(lab: Lab) -> None:
+    world = (await lab.see()).world
+    cluster = world.cluster(CLUSTER)
+    assert cluster is not None
+    assert (cluster.revision, cluster.head_ready, cluster.groups) == ("chat-cluster-12345678", True, (("slot-0", 2),))
+    assert cluster.head is not None
+    assert cluster.head.is_head
+    slot = cluster.slot("slot-0")
+    assert [(pod.group, pod.ready, pod.deleting, pod.restarts) for pod in slot] == [("slot-0", True, False, 0)] * 2
+    assert WORKER_IP in {pod.ip for pod in slot}
+    assert all(pod.node for pod in slot)
+
+
+async def test_pods_and_clusters_of_others_are_not_ours(lab: Lab) -> None:
+    others = {"metadata": {"namespace": "default", "name": "other-1", "labels": names.selector("other")}, "spec": {}}
+    lab.kube.put(RAY_CLUSTERS, others)
+    lab.kube.put(PODS, {**others, "spec": {"containers": []}})
+    world = (await lab.see()).world
+    assert [c.name for c in world.clusters] == [CLUSTER]
+    assert len(world.clusters[0].pods) == 3
+
+
+async def test_revisions(lab: Lab) -> None:
+    labels = {**names.selector("chat"), names.REVISION_KIND: "engine"}
+    manifest = {"revision": 4, "data": {"written": {"a": 1}, "resolved": {"b": 2}}}
+    metadata = {"namespace": "default", "name": "chat-engine-1", "labels": labels}
+    await lab.kube.create(CONTROLLER_REVISIONS, "default", {"metadata": metadata, **manifest})
+    (revision,) = (await lab.see()).world.revisions
+    assert (revision.name, revision.kind, revision.number) == ("chat-engine-1", "engine", 4)
+    assert (revision.written, revision.resolved) == ({"a": 1}, {"b": 2})
+
+
+async def test_kuberay_is_missing(lab: Lab) -> None:
+    lab.kube.kinds_missing.add(RAY_CLUSTERS)
+    carried = Problem("Forbidden", "x")
+    world = (await lab.see(carried)).world
+    assert world.clusters == ()
+    assert [p.reason for p in world.problems] == ["Forbidden", "KubeRayMissing"]
+    assert "kuberay-operator" in world.problems[1].message
+
+
+async def test_an_object_that_cannot_be_read(lab: Lab) -> None:
+    lab.put({}, {"model": {"uri": "file:///m"}, "replicas": "many"})
+    with pytest.raises(ValidationError, match="replicas"):
+        await observe(KEY, lab.clients, ())
+
+
+@pytest.mark.parametrize("resource", [PODS, RAY_CLUSTERS], ids=lambda r: r.plural)
+async def test_an_api_server_that_cannot_be_read_is_never_an_empty_world(lab: Lab, resource: Any) -> None:
+    lab.kube.before.append(fail_always(ApiError("the API server did not answer"), verb="list", resource=resource))
+    with pytest.raises(ApiError):
+        await observe(KEY, lab.clients, ())
+
+
+async def test_the_token_comes_from_the_secret_of_the_cluster(lab: Lab) -> None:
+    seen = await lab.see()
+    endpoint = seen.ray[CLUSTER]
+    assert (endpoint.url, endpoint.token) == (URL, f"token-of-{CLUSTER}")
+    assert f"Secret default/{CLUSTER}" in endpoint.token_source
+    assert "token-of" not in repr(seen.ray)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "secret"),
+    [
+        pytest.param("chat-12345678", None, "chat-12345678", id="its own name"),
+        pytest.param("a" * 44 + "-12345678", None, "a" * 41 + "-12345678", id="53 characters: the last 50"),
+        pytest.param("abc4" + "b" * 40 + "-12345678", None, "r" + "b" * 40 + "-12345678", id="no leading digit"),
+        pytest.param("chat-12345678", "mine", "mine", id="given"),
+    ],
+)
+def test_the_name_of_the_secret_as_kuberay_makes_it(name: str, given: str | None, secret: str) -> None:
+    options = {"mode": "token", **({"secretName": given} if given else {})}
+    assert observe_kube.token_secret({"metadata": {"name": name}, "spec": {"authOptions": options}}) == secret
+
+
+TOKENS = {
+    "not made yet": (None, None, f"waiting for KubeRay to make Secret {CLUSTER}", ()),
+    "no such key": ({"other": "eA=="}, None, "holds no Ray token under the key auth_token", ()),
+    "not base64": ({"auth_token": "%"}, None, "holds no Ray token", ()),
+    "empty": ({"auth_token": ""}, None, "holds no Ray token", ()),
+    "no right to read it": (
+        {"auth_token": base64.b64encode(b"x").decode()},
+        Forbidden('secrets "chat" is forbidden: User "u" cannot get resource "secrets"', 403),
+        'cannot get resource "secrets"',
+        ("Forbidden",),
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "error", "words", "reasons"), TOKENS.values(), ids=TOKENS.keys())
+async def test_without_a_token_ray_is_not_asked(
+    lab: Lab, data: dict[str, str] | None, error: ApiError | None, words: str, reasons: tuple[str, ...]
+) -> None:
+    if data is None:
+        lab.kube.remove(SECRETS, "default", CLUSTER)
+    else:
+        lab.kube.put(SECRETS, {"metadata": {"namespace": "default", "name": CLUSTER}, "data": data})
+    if error is not None:
+        lab.kube.before.append(fail_always(error, verb="get", resource=SECRETS))
+    seen = await lab.see()
+    assert seen.ray == {}
+    assert lab.ray.calls == []
+    assert words in seen.world.clusters[0].ray_error
+    assert tuple(p.reason for p in seen.world.problems) == reasons
+    assert seen.world.attempts[ID] == AttemptView(job=None)
+
+
+async def test_a_head_that_is_not_ready_is_not_asked(lab: Lab) -> None:
+    lab.kube.set_status(RAY_CLUSTERS, "default", CLUSTER, {"conditions": []})
+    seen = await lab.see()
+    assert seen.ray == {}
+    assert seen.world.attempts[ID] == AttemptView(job=None)
+    assert lab.ray.calls == []
+
+
+async def test_an_attempt_whose_cluster_is_gone(lab: Lab) -> None:
+    lab.attempt_is(rayCluster="chat-00000000")
+    assert await lab.view() == AttemptView(job=None)
+
+
+async def test_a_dashboard_that_does_not_answer_is_told_and_knows_nothing(lab: Lab) -> None:
+    lab.dashboard.error = UNREACHABLE
+    world = (await lab.see()).world
+    assert world.attempts[ID] == AttemptView(job=None)
+    assert world.clusters[0].ray_error == str(UNREACHABLE)
+
+
+async def test_a_job_that_ray_does_not_know(lab: Lab) -> None:
+    assert await lab.view() == AttemptView(job="absent")
+
+
+async def test_a_pending_job_has_no_launcher(lab: Lab) -> None:
+    await lab.submit()
+    seen = await lab.see()
+    assert seen.world.attempts[ID] == AttemptView(job=Job("PENDING", "waiting for resources"))
+    assert seen.engines == {}
+
+
+async def test_a_running_job_and_its_launcher(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    launcher = lab.engine.start(WORKER_IP, names.CONTROL_PORT, ID, f"token-of-{CLUSTER}")
+    launcher.serve("10.0.0.3", "10.0.0.4")
+    seen = await lab.see()
+    endpoint = EngineEndpoint(WORKER_IP, names.CONTROL_PORT, ID, f"token-of-{CLUSTER}")
+    assert seen.engines == {ID: endpoint}
+    view = seen.world.attempts[ID]
+    assert view.job == Job("RUNNING", "running", ("02000000",), WORKER_IP)
+    assert view.engine == EngineState("Serving", "serving", ready=True, ranks=((0, ID, ("10.0.0.3", "10.0.0.4")),))
+    assert view.leftovers is None
+
+
+async def test_a_launcher_that_does_not_answer_yet_is_followed_all_the_same(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    seen = await lab.see()
+    assert list(seen.engines) == [ID]
+    assert seen.world.attempts[ID].engine is None
+
+
+async def test_the_launcher_of_another_attempt_is_not_ours(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    lab.engine.start(WORKER_IP, names.CONTROL_PORT, "chat-1a2b3c4d-a6-old", f"token-of-{CLUSTER}")
+    assert (await lab.view()).engine is None
+
+
+RESULT = {"outcome": "Failed", "reason": "OutOfMemory", "message": "too little memory"}
+
+
+async def test_an_ended_job_with_its_last_words_and_nothing_left(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    lab.dashboard.end(ID, "FAILED", RESULT)
+    view = await lab.view()
+    assert view.job == Job("FAILED", "ended: FAILED", ("02000000",), WORKER_IP, RESULT)
+    assert view.leftovers == Leftovers(complete=True)
+    assert view.leftovers.none
+
+
+async def test_last_words_in_the_jobs_message_spare_the_log(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.end(ID, "FAILED")
+    job = lab.dashboard.jobs[ID]
+    job.row = replace(job.row, message=f"last logs:\nVLLM_RAY_ENGINE_RESULT {json.dumps(RESULT)}\n")
+    view = await lab.view()
+    assert isinstance(view.job, Job)
+    assert view.job.result == RESULT
+    assert "job_log_tail" not in {method for method, _ in lab.ray.calls}
+
+
+async def test_a_log_that_cannot_be_read_does_not_hide_that_the_job_has_ended(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> str:
+        raise ApiError("its node is gone")
+
+    await lab.submit()
+    lab.dashboard.end(ID, "FAILED", RESULT)
+    monkeypatch.setattr(lab.ray, "job_log_tail", lost)
+    view = await lab.view()
+    assert isinstance(view.job, Job)
+    assert (view.job.status, view.job.result) == ("FAILED", None)
+
+
+async def test_what_is_left_of_an_ended_attempt(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    lab.dashboard.end(ID, "FAILED", leak=True)
+    leftovers = (await lab.view()).leftovers
+    assert leftovers is not None
+    assert not leftovers.none
+    assert leftovers.actors == ("worker-0 (ALIVE) on node node0, pid 100", "worker-1 (ALIVE) on node node1, pid 101")
+    assert leftovers.placement_groups == (f"{ID} (CREATED)",)
+
+
+def stray(job_id: str, namespace: str = "anonymous", state: str = "ALIVE") -> ActorRow:
+    return ActorRow(f"stray-{job_id}", "stray", namespace, job_id, state, "node9", 9)
+
+
+STRAYS = {
+    "of a Ray job id seen earlier": (stray("05000000"), ("05000000",), 1),
+    "of a Ray job that made actors in our namespace": (stray("02000000"), (), 1),
+    "of another attempt's Ray job": (stray("07000000"), (), 0),
+    "dead": (stray("02000000", state="DEAD"), (), 0),
+    "restarting": (stray("02000000", state="RESTARTING"), (), 1),
+    "the supervisor that the Jobs API made": (stray("02000000", "SUPERVISOR_ACTOR_RAY_NAMESPACE"), (), 0),
+}
+
+
+@pytest.mark.parametrize(("actor", "seen_earlier", "count"), STRAYS.values(), ids=STRAYS.keys())
+async def test_actors_outside_the_namespace(
+    lab: Lab, actor: ActorRow, seen_earlier: tuple[str, ...], count: int
+) -> None:
+    lab.attempt_is(rayJobIds=list(seen_earlier))
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    lab.dashboard.end(ID, "FAILED")
+    # The one that the Jobs API tells is the last one opened, here by accident.
+    lab.dashboard.jobs[ID].row = replace(lab.dashboard.jobs[ID].row, job_id="03000000")
+    lab.dashboard.actors.append(actor)
+    view = await lab.view()
+    assert view.leftovers is not None
+    assert len(view.leftovers.actors) == count
+    assert isinstance(view.job, Job)
+    assert set(view.job.ray_job_ids) == {"02000000", "03000000", *seen_earlier}
+
+
+async def test_a_cut_off_answer_proves_nothing(lab: Lab) -> None:
+    await lab.submit()
+    lab.dashboard.end(ID, "FAILED")
+    lab.dashboard.truncated = True
+    leftovers = (await lab.view()).leftovers
+    assert leftovers == Leftovers(complete=False)
+    assert not leftovers.none
+
+
+async def test_leftovers_that_cannot_be_read_leave_the_job_known(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> Any:
+        raise UNREACHABLE
+
+    await lab.submit()
+    lab.dashboard.end(ID, "FAILED")
+    monkeypatch.setattr(lab.ray, "actors", fail)
+    world = (await lab.see()).world
+    view = world.attempts[ID]
+    assert isinstance(view.job, Job)
+    assert view.leftovers is None
+    assert world.clusters[0].ray_error == str(UNREACHABLE)
+
+
+async def test_leftovers_are_read_after_the_end_even_if_ray_has_forgotten_the_job(lab: Lab) -> None:
+    lab.attempt_is(**ENDED)
+    assert await lab.view() == AttemptView(job="absent", leftovers=Leftovers(complete=True))
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["job absent", "job ended, nothing left"])
+async def test_absence_told_by_a_head_that_restarted_meanwhile_is_not_believed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """The pods were read before the restart, Ray after it: the new GCS knows nothing of what still runs."""
+    await lab.submit()
+    lab.dashboard.run(ID, WORKER_IP)
+    lab.dashboard.end(ID, "FAILED", leak=True)
+    ask = lab.ray.actors if ended else lab.ray.job
+    restarted: list[bool] = []
+
+    async def restart_then_answer(*args: Any) -> Any:
+        if not restarted:
+            restarted.append(True)
+            (head,) = [p for p in lab.kube.objects(PODS) if p["metadata"]["labels"]["ray.io/node-type"] == "head"]
+            lab.kuberay.restart_container(head)
+        return await ask(*args)
+
+    monkeypatch.setattr(lab.ray, "actors" if ended else "job", restart_then_answer)
+    assert await lab.view() == AttemptView(job=None)
+
+
+async def test_a_dashboard_elsewhere(lab: Lab) -> None:
+    lab.ray.dashboards["http://127.0.0.1:9999"] = lab.ray.dashboards.pop(URL)
+    lab.clients = replace(lab.clients, dashboard_url=lambda namespace, cluster: "http://127.0.0.1:9999")
+    assert await lab.view() == AttemptView(job="absent")
+
+
+@pytest.mark.parametrize(
+    ("log", "result"),
+    [
+        ("", None),
+        ("nothing of the kind\n", None),
+        (f"x\nVLLM_RAY_ENGINE_RESULT {json.dumps(RESULT)}\n", RESULT),
+        (f"VLLM_RAY_ENGINE_RESULT {json.dumps(RESULT)}\nRunning entrypoint for job x: exec\n", RESULT),
+        ('VLLM_RAY_ENGINE_RESULT {"a": "1"}\nVLLM_RAY_ENGINE_RESULT {"a": "2"}', {"a": "2"}),
+        ('VLLM_RAY_ENGINE_RESULT {"a": "1"}\nVLLM_RAY_ENGINE_RESULT {"a": "2', {"a": "1"}),
+        ('VLLM_RAY_ENGINE_RESULT {"a": "1", "line": null}', {"a": "1"}),
+        ("VLLM_RAY_ENGINE_RESULT [1]", None),
+    ],
+)
+def test_last_words(log: str, result: dict[str, str] | None) -> None:
+    assert last_words(log) == result
+
+
+@pytest.mark.parametrize(
+    ("reply", "state"),
+    [
+        ({"phase": "Loading", "message": "loading weights"}, EngineState("Loading", "loading weights", ready=False)),
+        (
+            {"phase": "Placing", "message": "", "placement": {"state": "PENDING", "explanation": "needs 2 GPU"}},
+            EngineState("Placing", "needs 2 GPU", ready=False),
+        ),
+        (
+            {"phase": "Failed", "message": "x", "health": None, "cause": {"reason": "PortInUse", "line": None}},
+            EngineState("Failed", "x", ready=False, cause={"reason": "PortInUse"}),
+        ),
+        ({"phase": "Serving", "health": {"ready": "yes"}}, EngineState("Serving", "", ready=False)),
+        ({"message": "no phase"}, None),
+        ({"phase": "Serving", "ranks": [{"rank": "first"}]}, None),
+        ({"phase": "Serving", "health": []}, EngineState("Serving", "", ready=False)),
+        ({"phase": "Serving", "health": "good"}, None),
+    ],
+)
+def test_a_launchers_reply(reply: dict[str, Any], state: EngineState | None) -> None:
+    assert parse_state(reply) == state
