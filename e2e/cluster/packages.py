@@ -56,8 +56,9 @@ async def ensure_packages(progress: Progress) -> None:
         with services_not_started():
             # An interrupted dpkg would need repair by hand: always let it finish.
             await run(["apt-get", "update", "-q"], env=quiet, must_finish=True)
-            install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing]
-            await run(install, env=quiet, must_finish=True)
+            # Another package manager may be at work: wait for it, up to five minutes.
+            install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-q", "-y", "--no-install-recommends"]
+            await run([*install, *missing], env=quiet, must_finish=True)
     still = missing_packages()
     if still:
         raise ClusterError(f"apt-get installed them, but their programs are not on PATH: {' '.join(still)}")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from e2e.cluster.progress import Progress
 
 READY_POLL = 0.1  # seconds
-READY_DEADLINE = 60.0  # seconds
+READY_DEADLINE = 180.0  # seconds; generous: a busy machine is slow, and a death is noticed at once
 KILL_PATIENCE = 10.0  # seconds after SIGKILL; the kernel may be busy freeing memory
 STOP_PATIENCE = 5.0  # seconds until SIGKILL
 

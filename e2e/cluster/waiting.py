@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from e2e.cluster.progress import Progress
 
-DEADLINE = 60.0  # seconds
+DEADLINE = 180.0  # seconds; generous: a busy machine is slow
 POLL = 0.1  # seconds
 
 
