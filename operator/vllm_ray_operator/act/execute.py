@@ -68,7 +68,7 @@ class _Executor:
         self._deployment = observation.world.deployment
         self._dashboards = observation.ray
         self._clients = clients
-        self._broken_clusters: set[str] = set()
+        self._broken_clusters: set[str] = set()  # could not be made, or their dashboards do not answer
         self._ray_calls = asyncio.Semaphore(CONCURRENT_RAY_CALLS)
         self.problems: list[Problem] = []
 
@@ -127,20 +127,18 @@ class _Executor:
             self._problem(error, action.kind, action.name)
 
     async def _submit(self, action: SubmitJob) -> None:
-        if action.cluster in self._broken_clusters:
-            return
-        dashboard = self._dashboards.get(action.cluster)
-        if dashboard is None:
-            return  # not to be reached when it was observed, which says why
-        try:
-            async with self._ray_calls:
+        async with self._ray_calls:
+            dashboard = self._dashboard(action.cluster)
+            if dashboard is None:
+                return
+            try:
                 await self._submit_to(dashboard, action)
-        except Conflict:
-            pass  # submitted before, by a request whose answer was lost
-        except Invalid as error:
-            self.problems.append(Problem("JobRefused", str(error)))
-        except ApiError as error:
-            self.problems.append(Problem("RayUnreachable", str(error)))
+            except Conflict:
+                pass  # submitted before, by a request whose answer was lost
+            except Invalid as error:
+                self.problems.append(Problem("JobRefused", str(error)))
+            except ApiError as error:
+                self._ray_problem(error, action.cluster)
 
     async def _submit_to(self, dashboard: RayEndpoint, action: SubmitJob) -> None:
         """Submit. GCS drops a package when the last job that uses it ends, and asking for one keeps it for minutes:
@@ -155,16 +153,25 @@ class _Executor:
         await ray.submit(dashboard, action.submission_id, action.entrypoint, action.resources, runtime_env)
 
     async def _stop(self, action: StopJob) -> None:
-        dashboard = self._dashboards.get(action.cluster)
-        if dashboard is None:
-            return
-        try:
-            async with self._ray_calls:
+        async with self._ray_calls:
+            dashboard = self._dashboard(action.cluster)
+            if dashboard is None:
+                return
+            try:
                 await self._clients.ray.stop(dashboard, action.submission_id)
-        except NotFound:
-            pass  # never submitted, or known to a head that is no more
-        except ApiError as error:
-            self.problems.append(Problem("RayUnreachable", str(error)))
+            except NotFound:
+                pass  # never submitted, or known to a head that is no more
+            except ApiError as error:
+                self._ray_problem(error, action.cluster)
+
+    def _dashboard(self, cluster: str) -> RayEndpoint | None:
+        """Return the dashboard; None if it could not be reached, now or when it was observed, which was told then."""
+        return None if cluster in self._broken_clusters else self._dashboards.get(cluster)
+
+    def _ray_problem(self, error: ApiError, cluster: str) -> None:
+        self.problems.append(Problem("RayUnreachable", str(error)))
+        if error.status is None:
+            self._broken_clusters.add(cluster)  # each further try would cost seconds
 
     async def _emit(self, action: Emit) -> None:
         manifest = events.event(self._deployment, action, self._clients.clock.now())

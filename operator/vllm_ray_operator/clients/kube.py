@@ -67,7 +67,9 @@ class KubeClient:
             load_incluster_config(configuration)
         else:
             await load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
-        return cls(ApiClient(configuration))
+        api = ApiClient(configuration)
+        api.user_agent = MANAGER
+        return cls(api)
 
     async def close(self) -> None:
         """Close the connections."""

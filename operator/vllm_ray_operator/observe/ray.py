@@ -93,14 +93,22 @@ async def read_attempts(
     ray: Ray, endpoints: Mapping[str, RayEndpoint], attempts: Sequence[Attempt], limit: Limit
 ) -> Seen:
     """Return what Ray says of every attempt. One on a cluster that cannot be asked has no known job."""
-    asked = [(attempt, endpoints[attempt.ray_cluster]) for attempt in attempts if attempt.ray_cluster in endpoints]
-    answers = await limit.gather(_read_attempt(ray, endpoint, attempt) for attempt, endpoint in asked)
     views = {attempt.instance_id: AttemptView(job=None) for attempt in attempts}
     errors: dict[str, str] = {}
-    for (attempt, _), (view, error) in zip(asked, answers, strict=True):
-        views[attempt.instance_id] = view
-        if error:
-            errors.setdefault(attempt.ray_cluster, error)
+    silent: set[str] = set()
+
+    async def read(attempt: Attempt) -> None:
+        cluster = attempt.ray_cluster
+        # A dashboard that is silent is not asked once more for every replica: each time would cost seconds.
+        if cluster in endpoints and cluster not in silent:
+            view, error = await _read_attempt(ray, endpoints[cluster], attempt)
+            views[attempt.instance_id] = view
+            if error is not None:
+                errors.setdefault(cluster, str(error))
+                if error.status is None:
+                    silent.add(cluster)
+
+    await limit.gather(read(attempt) for attempt in attempts)
     return Seen(views, errors, {attempt.instance_id: attempt.ray_cluster for attempt in attempts})
 
 
@@ -125,26 +133,26 @@ async def distrust_after_restart(
     return replace(seen, views=views)
 
 
-async def _read_attempt(ray: Ray, endpoint: RayEndpoint, attempt: Attempt) -> tuple[AttemptView, str]:
+async def _read_attempt(ray: Ray, endpoint: RayEndpoint, attempt: Attempt) -> tuple[AttemptView, ApiError | None]:
     try:
         row = await ray.job(endpoint, attempt.instance_id)
     except ApiError as error:
-        return AttemptView(job=None), str(error)
+        return AttemptView(job=None), error
     job = _job(row) if row is not None else None
     ended = job is not None and job.status in TERMINAL
     if job is not None and ended:
         job = replace(job, result=await _result(ray, endpoint, attempt.instance_id, job.message))
     view = AttemptView(job=job or "absent")
     if not ended and attempt.end_time is None:
-        return view, ""
+        return view, None
     known = {*attempt.ray_job_ids, *(job.ray_job_ids if job else ())}
     try:
         leftovers, ray_job_ids = await _leftovers(ray, endpoint, attempt.instance_id, known)
     except ApiError as error:
-        return view, str(error)
+        return view, error
     if job is not None:
         job = replace(job, ray_job_ids=tuple(sorted(ray_job_ids)))
-    return AttemptView(job=job or "absent", leftovers=leftovers), ""
+    return AttemptView(job=job or "absent", leftovers=leftovers), None
 
 
 def _job(row: JobRow) -> Job:

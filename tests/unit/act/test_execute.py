@@ -239,6 +239,13 @@ async def test_problems_of_ray(lab: Lab, error: ApiError, action: Action) -> Non
     assert await lab.do(action) == (Problem("RayUnreachable", str(error)),)
 
 
+async def test_a_silent_dashboard_is_not_tried_for_every_replica(lab: Lab) -> None:
+    lab.dashboard.error = NOT_ANSWERING
+    problems = await lab.do(*(submit(f"job-{n}") for n in range(64)))
+    assert problems == (Problem("RayUnreachable", str(NOT_ANSWERING)),)
+    assert len(lab.ray.calls) <= 16
+
+
 async def test_a_job_that_ray_refuses(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> None:
         raise Invalid("Ray refuses the job: TypeError", 400)

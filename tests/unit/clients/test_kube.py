@@ -170,6 +170,7 @@ async def test_requests(kube: KubeClient, served: Served) -> None:
         ),
     ]
     assert {r.headers["authorization"] for r in served.requests} == {"Bearer kube-token"}
+    assert {r.headers["user-agent"] for r in served.requests} == {"vllm-ray-operator"}
 
 
 async def test_the_service_account_token_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,6 +254,16 @@ async def test_a_dashboard_that_does_not_answer_is_told_and_knows_nothing(lab: L
     assert world.clusters[0].ray_error == str(UNREACHABLE)
 
 
+async def test_a_silent_dashboard_is_not_asked_for_every_replica(lab: Lab) -> None:
+    attempts = [attempt(instanceId=f"{ID}-{n}") for n in range(64)]
+    lab.put({"replicas": [{"index": n, "phase": "Starting", "attempt": a} for n, a in enumerate(attempts)]})
+    lab.dashboard.error = UNREACHABLE
+    world = (await lab.see()).world
+    assert set(world.attempts.values()) == {AttemptView(job=None)}
+    assert len(world.attempts) == 64
+    assert len(lab.ray.calls) <= 16
+
+
 async def test_a_job_that_ray_does_not_know(lab: Lab) -> None:
     assert await lab.view() == AttemptView(job="absent")
 
