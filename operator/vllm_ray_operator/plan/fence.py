@@ -21,10 +21,10 @@ def judge(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> H
     """Return how the attempt is proven gone, or None while it is not.
 
     A job that waits in Ray starts on whatever pods come next, so pods alone prove nothing while the Ray that knows it
-    lives. What Ray says is there, is there; that there is nothing, only the Ray the attempt was made for can say,
-    and only completely.
+    lives. Any Ray may say that something is there; that there is nothing, only the Ray the attempt was made for can
+    say, and only completely.
     """
-    if _is_alive(view):
+    if _is_alive(attempt, view, now):
         return None
     lost, recycled = session_lost(attempt, view, world), attempt.stop is not None and attempt.stop.recycle
     cannot_start = isinstance(view.job, Job) or lost or (view.job is None and recycled)
@@ -33,10 +33,15 @@ def judge(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> H
     return None if lost else _word_of_ray(attempt, view, now)
 
 
-def _is_alive(view: AttemptView) -> bool:
-    """Whether Ray knows that something of the attempt is there."""
-    running = isinstance(view.job, Job) and view.job.status not in TERMINAL
-    return running or (view.leftovers is not None and view.leftovers.some)
+def _is_alive(attempt: Attempt, view: AttemptView, now: datetime) -> bool:
+    """Whether Ray says that something of the attempt is there.
+
+    Of actors and placement groups it may be wrong for ever; after the end of the job it gets time to notice.
+    """
+    if isinstance(view.job, Job) and view.job.status not in TERMINAL:
+        return True
+    noticing = attempt.end_time is None or (now - attempt.end_time).total_seconds() < DEADLINE_SECONDS
+    return noticing and view.leftovers is not None and view.leftovers.some
 
 
 def _word_of_ray(attempt: Attempt, view: AttemptView, now: datetime) -> How | None:

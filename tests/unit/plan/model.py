@@ -1,0 +1,458 @@
+"""A small world in which plans are carried out: pods come and go, jobs run, things break. Pure, synchronous, seeded.
+
+It is harsher than the real one: nothing but the planner keeps two attempts of a replica apart (no accelerators are
+counted), so that its fences carry all of the weight. :meth:`World.check` holds the invariants of the design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+from tests.unit.plan import build
+from vllm_ray_operator.api.status import Attempt, VLLMDeploymentStatus
+from vllm_ray_operator.plan import names, planner
+from vllm_ray_operator.plan import world as seen
+from vllm_ray_operator.plan.actions import (
+    Action,
+    Apply,
+    Create,
+    Delete,
+    Emit,
+    PatchCluster,
+    Plan,
+    StopJob,
+    SubmitJob,
+)
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+JOB_START_SECONDS = 900.0  # Ray gives up a job that has not started by then
+LATE_SECONDS = 50.0  # how late a submission may arrive whose sender has given up
+Life = tuple[str, int]  # uid and restarts of a pod's Ray container
+
+
+class Refused(Exception):
+    """The API said no, or did not answer."""
+
+
+@dataclass
+class Pod:
+    name: str
+    uid: str
+    cluster: str
+    owner: str
+    group: str
+    ip: str
+    ready_at: float
+    restarts: int = 0
+    gone_at: float | None = None
+
+    @property
+    def is_head(self) -> bool:
+        return self.group == "headgroup"
+
+    @property
+    def life(self) -> Life:
+        return (self.uid, self.restarts)
+
+
+@dataclass
+class Job:
+    id: str
+    replica: int
+    session: Life
+    submitted_at: float
+    start_at: float
+    status: seen.JobStatus = "PENDING"
+    ready_at: float = 0.0
+    end_at: float | None = None
+    end_as: seen.JobStatus = "FAILED"
+    stopping: bool = False
+    deaf: bool = False  # ignores stops
+    leaks: bool = False  # its processes outlive it
+    driver: Pod | None = None
+    processes: set[Life] = field(default_factory=set)
+
+    @property
+    def terminal(self) -> bool:
+        return self.status in seen.TERMINAL
+
+
+@dataclass
+class RayCluster:
+    name: str
+    uid: str
+    manifest: dict[str, Any]
+    version: int = 1
+    gone_at: float | None = None
+    silent_until: float = 0.0
+    partial_until: float = 0.0
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        return [(g["groupName"], g["replicas"]) for g in self.manifest["spec"]["workerGroupSpecs"]]
+
+
+class World:
+    """The world, its operator included. ``log`` tells what happened."""
+
+    def __init__(self, random: Random, raw: Mapping[str, Any]) -> None:
+        self.random = random
+        self.raw: Mapping[str, Any] = raw
+        self.generation = 1
+        self.time = 0.0
+        self.status = VLLMDeploymentStatus()
+        self.revisions: dict[str, seen.Revision] = {}
+        self.clusters: dict[str, RayCluster] = {}
+        self.pods: dict[str, Pod] = {}  # by uid
+        self.services: dict[str, Any] = {}
+        self.slices: dict[str, Any] = {}
+        self.jobs: list[Job] = []  # all there ever were
+        self.records: dict[tuple[Life, str], Job] = {}  # what each GCS knows
+        self.late: list[tuple[float, SubmitJob, Life]] = []
+        self.deaf_engines: set[str] = set()  # launchers that do not answer
+        self.log: list[str] = []
+        self.ids: dict[str, int] = {}  # instance ids ever written down, with their numbers
+        self.used: set[str] = set()
+        self._serial = 0
+        self.deleted_uids: list[str] = []
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        return EPOCH + timedelta(seconds=self.time)
+
+    def serial(self) -> str:
+        self._serial += 1
+        return f"{self._serial:05d}"
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, in small steps."""
+        end = self.time + seconds
+        while self.time < end:
+            self.time = min(end, self.time + 2.0)
+            self._kuberay()
+            self._ray()
+            self.check()
+
+    def _kuberay(self) -> None:
+        for name, cluster in list(self.clusters.items()):
+            if cluster.gone_at is not None and cluster.gone_at <= self.time:
+                del self.clusters[name]
+        owners = {c.uid for c in self.clusters.values()}
+        for pod in list(self.pods.values()):
+            if pod.owner not in owners and pod.gone_at is None:
+                pod.gone_at = self.time + self.random.uniform(1, 30)
+            if pod.gone_at is not None and pod.gone_at <= self.time:
+                self._end_life(pod)
+                del self.pods[pod.uid]
+        for cluster in self.clusters.values():
+            if cluster.gone_at is None:
+                for group, count in (("headgroup", 1), *cluster.groups):
+                    self._scale(cluster, group, count)
+
+    def _scale(self, cluster: RayCluster, group: str, count: int) -> None:
+        pods = [p for p in self.pods.values() if p.owner == cluster.uid and p.group == group]
+        alive = [p for p in pods if p.gone_at is None]
+        for pod in alive[count:]:
+            pod.gone_at = self.time + self.random.uniform(1, 20)
+        taken = {p.name for p in self.pods.values()}
+        for n in range(count + len(pods)):
+            name = f"{cluster.name}-{group}-{n}"  # names come again, uids do not
+            if len(alive) < count and name not in taken:
+                serial = self.serial()
+                ready_at = self.time + self.random.uniform(1, 15)
+                pod = Pod(name, f"uid-{serial}", cluster.name, cluster.uid, group, f"10.{int(serial)}.0.1", ready_at)
+                self.pods[pod.uid] = pod
+                alive.append(pod)
+
+    def _ray(self) -> None:
+        for arrival in [a for a in self.late if a[0] <= self.time]:
+            self.late.remove(arrival)
+            head = self.head(arrival[1].cluster)
+            if head is not None and head.life == arrival[2]:  # else its connection broke
+                self._accept(arrival[1])
+        for job in self.jobs:
+            cluster = next((c for c in self.clusters.values() if self.known(c).get(job.id) is job), None)
+            if job.end_at is not None and job.end_at <= self.time and not job.terminal:
+                job.status = job.end_as
+                job.processes = job.processes if job.leaks else set()
+            if job.status != "PENDING" or cluster is None:
+                continue
+            slot = self.slot(cluster, job.replica)
+            if self.time - job.submitted_at > JOB_START_SECONDS:
+                job.status = "FAILED"
+            elif slot and job.start_at <= self.time and all(self.is_ready(p) for p in slot):
+                job.status = "STOPPED" if job.stopping else "RUNNING"
+                if not job.stopping:
+                    job.processes = {p.life for p in slot}
+                    job.driver = slot[0]
+                    job.ready_at = self.time + self.random.uniform(2, 40)
+
+    # -- what is where ---------------------------------------------------------------------------------------------
+
+    def head(self, cluster: str) -> Pod | None:
+        owner = self.clusters[cluster].uid if cluster in self.clusters else ""
+        heads = [p for p in self.pods.values() if p.owner == owner and p.is_head and p.gone_at is None]
+        return heads[0] if heads else None
+
+    def slot(self, cluster: RayCluster, replica: int) -> list[Pod]:
+        group = names.slot(replica)
+        return [p for p in self.pods.values() if p.owner == cluster.uid and p.group == group and p.gone_at is None]
+
+    def is_ready(self, pod: Pod) -> bool:
+        return pod.ready_at <= self.time
+
+    def known(self, cluster: RayCluster) -> dict[str, Job]:
+        """The jobs that the living GCS of a cluster knows."""
+        head = self.head(cluster.name)
+        return {job_id: job for (life, job_id), job in self.records.items() if head is not None and head.life == life}
+
+    def ray(self, cluster: RayCluster) -> RayCluster | None:
+        """The cluster if its dashboard answers."""
+        head = self.head(cluster.name)
+        return cluster if head and self.is_ready(head) and cluster.silent_until <= self.time else None
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def _end_life(self, pod: Pod) -> None:
+        """A Ray container ends, and with it all that ran in it."""
+        for job in self.jobs:
+            if pod.life in job.processes:
+                job.processes.discard(pod.life)
+                if not job.terminal and job.end_at is None or job.deaf:
+                    job.end_at, job.end_as = self.time + self.random.uniform(0, 15), "FAILED"
+
+    def restart_container(self, pod: Pod) -> None:
+        self._end_life(pod)
+        pod.restarts += 1
+        pod.ready_at = self.time + self.random.uniform(1, 15)
+
+    def delete_pod(self, pod: Pod) -> None:
+        if pod.gone_at is None:
+            pod.gone_at = self.time + self.random.uniform(1, 30)
+
+    # -- the operator ----------------------------------------------------------------------------------------------
+
+    def observe(self) -> seen.World:
+        attempts = [r.attempt for r in self.status.replicas if r.attempt is not None]
+        owners = {c.uid for c in self.clusters.values()}
+        return seen.World(
+            deployment=build.deployment(self.raw, self.status, self.generation),
+            revisions=tuple(self.revisions.values()),
+            clusters=tuple(self._see_cluster(c) for c in self.clusters.values()),
+            services=dict(self.services),
+            endpoint_slices=dict(self.slices),
+            attempts={a.instance_id: self._see_attempt(a) for a in attempts},
+            orphans=tuple(self._see_pod(p) for p in self.pods.values() if p.owner not in owners),
+        )
+
+    def _see_cluster(self, cluster: RayCluster) -> seen.Cluster:
+        head = self.head(cluster.name)
+        head_ready = head is not None and self.is_ready(head)
+        return seen.Cluster(
+            name=cluster.name,
+            uid=cluster.uid,
+            resource_version=str(cluster.version),
+            revision=cluster.manifest["metadata"]["labels"][names.CLUSTER_REVISION],
+            deleting=cluster.gone_at is not None,
+            head_ready=head_ready,
+            groups=tuple(cluster.groups),
+            pods=tuple(self._see_pod(p) for p in self.pods.values() if p.owner == cluster.uid),
+            ray_error="Ray does not answer" if head_ready and self.ray(cluster) is None else "",
+        )
+
+    def _see_pod(self, pod: Pod) -> seen.Pod:
+        return seen.Pod(
+            name=pod.name,
+            uid=pod.uid,
+            cluster=pod.cluster,
+            group=pod.group,
+            is_head=pod.is_head,
+            ip=pod.ip,
+            node="node-1",
+            ready=self.is_ready(pod),
+            deleting=pod.gone_at is not None,
+            restarts=pod.restarts,
+        )
+
+    def _see_attempt(self, attempt: Attempt) -> seen.AttemptView:
+        cluster = self.clusters.get(attempt.ray_cluster)
+        if cluster is None or self.ray(cluster) is None:
+            return seen.AttemptView(job=None)
+        job, leftovers, engine = self.known(cluster).get(attempt.instance_id), None, None
+        if attempt.end_time is not None or (job is not None and job.terminal):
+            rows = tuple(f"actor on {uid}" for uid, _ in sorted(job.processes)) if job else ()
+            leftovers = seen.Leftovers(complete=cluster.partial_until <= self.time, actors=rows)
+        if job is None:
+            return seen.AttemptView(job="absent", leftovers=leftovers)
+        if job.status == "RUNNING" and job.driver is not None and job.id not in self.deaf_engines and job.processes:
+            engine = build.engine(ready=job.ready_at <= self.time)
+        ran = job.driver is not None
+        view = build.job(
+            job.status, ray_job_ids=("02",) if ran else (), driver_ip=job.driver.ip if job.driver else None
+        )
+        return seen.AttemptView(job=view, leftovers=leftovers, engine=engine)
+
+    def plan(self, world: seen.World) -> Plan:
+        return planner.plan(world, self.now, self.serial, build.DEFAULTS)
+
+    def write_status(self, plan: Plan) -> None:
+        before = self.status
+        self.status = VLLMDeploymentStatus.model_validate_json(plan.status.model_dump_json(by_alias=True))
+        assert self.status == plan.status, "a status changes on its way through the API server"
+        assert self.status.last_attempt >= before.last_attempt, "I1: the counter went back"
+        known = {r.attempt.instance_id for r in before.replicas if r.attempt is not None}
+        for replica in self.status.replicas:
+            attempt = replica.attempt
+            if attempt is not None and attempt.instance_id not in known:
+                assert attempt.instance_id not in self.ids, f"I1: {attempt.instance_id} came again"
+                assert attempt.number > max(self.ids.values(), default=0), f"I1: number {attempt.number} is not new"
+                self.ids[attempt.instance_id] = attempt.number
+        if plan.status != before:
+            phases = [f"{r.phase}{'' if r.attempt is None else r.attempt.number}" for r in self.status.replicas]
+            self.note(f"status {' '.join(phases)}")
+
+    def execute(self, action: Action, *, late: bool = False) -> None:
+        """Carry out one action. Refused if it was not."""
+        if not isinstance(action, Emit):
+            self.note(_brief(action) + (" (late)" if late else ""))
+        match action:
+            case Create(manifest) | Apply(manifest):
+                self._store(manifest["kind"], manifest["metadata"]["name"], manifest)
+            case PatchCluster(name, operations):
+                self._patch(name, operations)
+            case Delete(kind, name, uid):
+                self._delete(kind, name, uid)
+            case SubmitJob(cluster):
+                head = self.head(cluster)
+                if cluster not in self.clusters or self.ray(self.clusters[cluster]) is None or head is None:
+                    raise Refused
+                if late:
+                    self.late.append((self.time + self.random.uniform(0, LATE_SECONDS), action, head.life))
+                else:
+                    self._accept(action)
+            case StopJob(cluster, submission_id):
+                self._stop(cluster, submission_id)
+
+    def _store(self, kind: str, name: str, manifest: Mapping[str, Any]) -> None:
+        if kind == "ControllerRevision":
+            self.revisions.setdefault(name, build.stored(manifest))
+        elif kind == "RayCluster":
+            owned = f"uid-{self.serial()}"
+            self.clusters.setdefault(name, RayCluster(name, owned, deepcopy(dict(manifest))))
+        else:
+            {"Service": self.services, "EndpointSlice": self.slices}[kind][name] = manifest
+
+    def _patch(self, name: str, operations: Any) -> None:
+        cluster = self.clusters.get(name)
+        if cluster is None or operations[0]["value"] != str(cluster.version):
+            raise Refused
+        spec = deepcopy(cluster.manifest)
+        for operation in operations[1:]:
+            patch(spec, operation)
+        removed = {g for g, _ in cluster.groups} - {g["groupName"] for g in spec["spec"]["workerGroupSpecs"]}
+        left = [p.name for p in self.pods.values() if p.owner == cluster.uid and p.group in removed]
+        assert not left, f"KubeRay forgets the pods {left} of the groups {removed}"
+        cluster.manifest = spec
+        cluster.version += 1
+
+    def _delete(self, kind: str, name: str, uid: str | None) -> None:
+        if kind == "RayCluster":
+            cluster = self.clusters.get(name)
+            if cluster is not None and cluster.uid == uid and cluster.gone_at is None:
+                cluster.gone_at = self.time + self.random.uniform(0, 10)
+        elif kind == "Pod":
+            assert uid is not None
+            pod = self.pods.get(uid)
+            if pod is not None:
+                owners = [
+                    r.index
+                    for r in self.status.replicas
+                    if r.attempt and r.attempt.stop and r.attempt.stop.recycle and r.attempt.ray_cluster == pod.cluster
+                ]
+                assert pod.group in {names.slot(i) for i in owners}, f"I3: {pod.name} is not in a slot to be recycled"
+                self.delete_pod(pod)
+        else:
+            {"ControllerRevision": self.revisions, "EndpointSlice": self.slices}[kind].pop(name, None)
+
+    def _accept(self, action: SubmitJob) -> None:
+        cluster, submission_id = self.clusters[action.cluster], action.submission_id
+        if submission_id in self.known(cluster):
+            return
+        assert submission_id not in self.used, f"I1: {submission_id} runs a second time"
+        assert submission_id in self.ids, f"{submission_id} was not written down first"
+        self.used.add(submission_id)
+        head = self.head(cluster.name)
+        assert head is not None
+        (resource,) = action.resources
+        replica = int(resource.rpartition("-")[2])
+        start_at = self.time + self.random.uniform(0, 10)
+        job = Job(submission_id, replica, head.life, self.time, start_at)
+        job.deaf, job.leaks = self.random.random() < 0.1, self.random.random() < 0.1
+        self.records[head.life, submission_id] = job
+        self.jobs.append(job)
+
+    def _stop(self, cluster: str, submission_id: str) -> None:
+        attempts = {r.attempt.instance_id: r.attempt for r in self.status.replicas if r.attempt is not None}
+        assert submission_id in attempts, f"I3: {submission_id} is not ours"
+        assert attempts[submission_id].stop is not None, f"{submission_id} is stopped without an intent"
+        if cluster not in self.clusters or self.ray(self.clusters[cluster]) is None:
+            raise Refused
+        job = self.known(self.clusters[cluster]).get(submission_id)
+        if job is not None and not job.terminal and not job.stopping:
+            job.stopping = True
+            if job.status == "RUNNING" and not job.deaf:
+                job.end_at, job.end_as = self.time + self.random.uniform(1, 10), "STOPPED"
+
+    # -- invariants ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """I2: no replica has two attempts with processes. The rest is checked where it happens."""
+        for replica in {j.replica for j in self.jobs if j.processes}:
+            alive = [j.id for j in self.jobs if j.replica == replica and j.processes]
+            assert len(alive) <= 1, f"I2: replica {replica} has {alive} alive at once"
+
+    def check_traffic(self) -> None:
+        """I4: exactly the Ready replicas are in traffic, each with the address of its attempt."""
+        expected = {
+            names.endpoint_slice(build.NAME, r.index): r.attempt.endpoint.address
+            for r in self.status.replicas
+            if r.phase == "Ready" and r.attempt and r.attempt.endpoint
+        }
+        entries = {name: manifest["endpoints"][0] for name, manifest in self.slices.items()}
+        in_traffic = {name: e["addresses"][0] for name, e in entries.items() if e["conditions"]["ready"]}
+        assert in_traffic == expected, "I4"
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.time:7.0f} s  {text}")
+
+
+def patch(target: Any, operation: Mapping[str, Any]) -> None:
+    """One JSON patch operation."""
+    *path, last = operation["path"].strip("/").split("/")
+    for part in path:
+        target = target[int(part) if isinstance(target, list) else part]
+    if isinstance(target, dict):
+        change: Callable[[], Any] = lambda: target.__setitem__(last, operation["value"])  # noqa: E731
+        assert operation["op"] in ("add", "replace")
+        change()
+    elif operation["op"] == "remove":
+        del target[int(last)]
+    elif last == "-":
+        target.append(operation["value"])
+    else:
+        raise AssertionError(operation)
+
+
+def _brief(action: Action) -> str:
+    manifest = getattr(action, "manifest", None)
+    what = manifest["metadata"]["name"] if manifest else getattr(action, "submission_id", getattr(action, "name", ""))
+    kind = manifest["kind"] if manifest else getattr(action, "kind", "")
+    why = getattr(action, "why", "")
+    return f"{type(action).__name__} {kind} {what} {why}".strip()

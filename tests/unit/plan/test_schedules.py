@@ -1,0 +1,222 @@
+"""Random schedules: whatever breaks, and wherever the operator dies, the invariants hold and all ends well.
+
+A failing seed is in the name of the test; ``PLAN_SCHEDULES=2000`` tries more of them than usual.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.unit.plan import build
+from tests.unit.plan.model import EPOCH, Refused, World
+from vllm_ray_operator.plan.actions import SubmitJob
+
+SCHEDULES = int(os.environ.get("PLAN_SCHEDULES", "60"))
+STEPS = 50
+SETTLE_STEPS = 1500
+ONE_EACH = {"workers": {"acceleratorsPerNode": 1}}  # so that a slot has two pods
+
+
+def one_pass(world: World, *, mishaps: bool) -> None:
+    """One pass of the operator: observe, plan, write the status, act. With mishaps it may go wrong anywhere."""
+    random = world.random
+    observed = world.observe()
+    generation = world.generation
+    plan = world.plan(observed)
+    assert world.plan(observed).actions == plan.actions or any_new_attempt(world, plan), "planning is not pure"
+    slow = mishaps and random.random() < 0.15
+    if slow:
+        world.note("slow pass")
+        random.choice((lambda: world.advance(random.uniform(0, 20)), lambda: break_something(world)))()
+    if world.generation != generation or (mishaps and random.random() < 0.1):
+        world.note("status conflict")
+        return
+    world.write_status(plan)
+    for action in plan.actions:
+        if mishaps and random.random() < 0.05:
+            world.note("operator dies")
+            return
+        try:
+            late = mishaps and isinstance(action, SubmitJob) and random.random() < 0.2
+            world.execute(action, late=late)
+        except Refused:
+            world.note("  refused")
+    if not slow:
+        world.check_traffic()
+
+
+def any_new_attempt(world: World, plan: Any) -> bool:
+    return bool(plan.status.last_attempt != world.status.last_attempt)
+
+
+def break_something(world: World) -> None:
+    name, fault = world.random.choice(FAULTS)
+    world.note(f"! {name}")
+    fault(world)
+
+
+def _some_pod(world: World, *, head: bool) -> Any:
+    pods = [p for p in world.pods.values() if p.is_head == head and p.gone_at is None]
+    return world.random.choice(pods) if pods else None
+
+
+def _on_pod(head: bool, what: Callable[[World, Any], None]) -> Callable[[World], None]:
+    def fault(world: World) -> None:
+        pod = _some_pod(world, head=head)
+        if pod is not None:
+            world.note(f"  {pod.name} {pod.uid}")
+            what(world, pod)
+
+    return fault
+
+
+def _on_job(what: Callable[[World, Any], None]) -> Callable[[World], None]:
+    def fault(world: World) -> None:
+        if world.records:
+            what(world, world.random.choice(list(world.records.values())))
+
+    return fault
+
+
+def _job_dies(world: World, job: Any) -> None:
+    if not job.terminal:
+        job.end_at, job.end_as = world.time, world.random.choice(("FAILED", "SUCCEEDED", "STOPPED"))
+
+
+def _record_deleted(world: World, job: Any) -> None:
+    """Somebody deletes the record of an ended job; one whose end was not seen yet would be taken for never submitted."""
+    ended = {r.attempt.instance_id for r in world.status.replicas if r.attempt and r.attempt.end_time}
+    if job.terminal and job.id in ended:
+        world.records.pop((job.session, job.id), None)
+
+
+def _on_cluster(what: Callable[[World, Any], None]) -> Callable[[World], None]:
+    def fault(world: World) -> None:
+        if world.clusters:
+            what(world, world.random.choice(list(world.clusters.values())))
+
+    return fault
+
+
+def _silence(world: World, cluster: Any) -> None:
+    cluster.silent_until = world.time + world.random.uniform(5, 150)
+
+
+def _partial(world: World, cluster: Any) -> None:
+    cluster.partial_until = world.time + world.random.uniform(5, 150)
+
+
+def _delete_cluster(world: World, cluster: Any) -> None:
+    cluster.gone_at = cluster.gone_at or world.time
+
+
+def _touch_cluster(_: World, cluster: Any) -> None:
+    cluster.version += 1
+
+
+def _silent_launchers(world: World) -> None:
+    world.deaf_engines = {j.id for j in world.jobs if world.random.random() < 0.5}
+
+
+def _edit(**parts: Any) -> Callable[[World], None]:
+    def fault(world: World) -> None:
+        world.raw = {**world.raw, **parts}
+        world.generation += 1
+        world.note(f"  {parts}")
+
+    return fault
+
+
+def _scale(world: World) -> None:
+    _edit(replicas=world.random.randrange(4))(world)
+
+
+def _engine(world: World) -> None:
+    _edit(engine={"args": world.random.choice(([], ["--seed=1"], ["--seed=2"]))})(world)
+
+
+def _image(world: World) -> None:
+    _edit(cluster={**ONE_EACH, "rayVersion": world.random.choice(("2.60.0", "2.61.0"))})(world)
+
+
+FAULTS: list[tuple[str, Callable[[World], None]]] = [
+    ("a job dies", _on_job(_job_dies)),
+    ("a job dies", _on_job(_job_dies)),
+    ("the record of an ended job is deleted", _on_job(_record_deleted)),
+    ("head container restarts", _on_pod(True, lambda w, p: w.restart_container(p))),
+    ("head pod deleted", _on_pod(True, lambda w, p: w.delete_pod(p))),
+    ("worker container restarts", _on_pod(False, lambda w, p: w.restart_container(p))),
+    ("worker pod deleted", _on_pod(False, lambda w, p: w.delete_pod(p))),
+    ("worker pod deleted", _on_pod(False, lambda w, p: w.delete_pod(p))),
+    ("Ray is silent", _on_cluster(_silence)),
+    ("State API is partial", _on_cluster(_partial)),
+    ("RayCluster deleted", _on_cluster(_delete_cluster)),
+    ("RayCluster touched", _on_cluster(_touch_cluster)),
+    ("launchers are silent", _silent_launchers),
+    ("scaled", _scale),
+    ("engine changed", _engine),
+    ("cluster changed", _image),
+]
+
+
+def settle(world: World) -> None:
+    """No more faults: everything asked for gets ready within bounded steps, and then nothing is left to do."""
+    world.note("no more faults")
+    world.deaf_engines = set()
+    for cluster in world.clusters.values():
+        cluster.silent_until = cluster.partial_until = 0.0
+    for step in range(SETTLE_STEPS):
+        one_pass(world, mishaps=False)
+        plan = world.plan(world.observe())
+        if plan.status == world.status and not plan.actions and plan.wake_after is None and not moving(world):
+            break
+        world.advance(2.0 if step < 300 else 20.0)
+    wanted = world.raw["replicas"]
+    status = world.status
+    assert [r.phase for r in status.replicas] == ["Ready"] * wanted, status.replicas
+    assert status.ready_replicas == wanted
+    assert [c.status for c in status.conditions] == ["True", "False", "True", "False"], status.conditions
+    assert set(world.clusters) == {status.ray_cluster}
+    assert sorted(world.clusters[status.ray_cluster or ""].groups) == [(f"slot-{i}", 2) for i in range(wanted)]
+    alive = {j.id for j in world.jobs if j.processes}
+    assert alive == {r.attempt.instance_id for r in status.replicas if r.attempt}, "an engine runs that nobody knows"
+    world.check_traffic()
+    world.time += 86400
+    plan = world.plan(world.observe())
+    assert plan.status == status
+    assert plan.actions == ()
+    assert plan.wake_after is None
+
+
+def moving(world: World) -> bool:
+    """Whether the world itself is still on its way."""
+    changing = any(p.gone_at is not None or not world.is_ready(p) for p in world.pods.values())
+    desired = sum(1 + sum(count for _, count in c.groups) for c in world.clusters.values())
+    return changing or desired != len(world.pods) or any(c.gone_at is not None for c in world.clusters.values())
+
+
+def run(seed: int) -> World:
+    random = Random(seed)
+    raw = build.spec_with(replicas=random.randrange(1, 4), cluster=ONE_EACH)
+    world = World(random, raw)
+    try:
+        for _ in range(STEPS):
+            one_pass(world, mishaps=True)
+            if random.random() < 0.35:
+                break_something(world)
+            world.advance(random.choice((0.0, 0.0, 1.0, 3.0, 10.0, 70.0)))
+        settle(world)
+    except Exception:
+        print(f"seed {seed}, from {EPOCH}", *world.log, sep="\n")
+        raise
+    return world
+
+
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_invariants_hold_and_all_gets_ready(seed: int) -> None:
+    run(seed)
