@@ -31,6 +31,7 @@ class Timing:
     renew: float = 5.0
     retry: float = 2.0
     request: float = 4.0
+    release: float = 1.5
     margin: float = 3.0
 
 
@@ -113,7 +114,7 @@ class LeaderLease:
         if not self.held:
             return
         self.held = False
-        await within(self._steady, self._timing.request, self._release())
+        await within(self._steady, self._timing.release, self._release())
 
     def _deadline(self) -> float:
         return self._renewed_at + self._timing.duration - self._timing.margin

@@ -24,11 +24,11 @@ def main() -> int:
         return 2
     logs.configure(settings.log_level, settings.log_format)
     log.info("starting", extra=logs.fields(version=_version(), workers=settings.workers))
-    from vllm_ray_operator.runtime.wiring import run  # noqa: PLC0415  # --help and faults need no clients loaded
+    from vllm_ray_operator.runtime.wiring import CannotStart, run  # noqa: PLC0415  # --help and faults need no clients loaded
 
     try:
         return asyncio.run(run(settings))
-    except OSError as error:
+    except CannotStart as error:
         log.critical("cannot start: %s", error)
         return 1
 

@@ -43,8 +43,8 @@ class Pace:
     The last line against a key whose every pass gives rise to the next one.
     """
 
-    interval: float = 0.25
-    burst: int = 20
+    interval: float = 0.5
+    burst: int = 10
 
 
 class WorkQueue(Generic[K]):

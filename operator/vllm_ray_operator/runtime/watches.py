@@ -93,6 +93,8 @@ class Watches:
             tasks += await kopf.spawn_tasks(
                 registry=self._registry,
                 settings=settings(),
+                # kopf would make one of the user's name, which an arbitrary user id in a container does not have.
+                identity=cast(Any, MANAGER),
                 clusterwide=not self._namespaces,
                 namespaces=self._namespaces,
                 insights=self._insights,

@@ -9,6 +9,8 @@ import secrets
 import signal
 import string
 
+from kubernetes.aio.config.config_exception import ConfigException
+
 from vllm_ray_operator.act import execute
 from vllm_ray_operator.clients.bundle import Clients, Key
 from vllm_ray_operator.clients.engine import EngineClient
@@ -32,9 +34,16 @@ from vllm_ray_operator.runtime.watches import Watches
 LEASE_NAME = "vllm-ray-operator"
 
 
+class CannotStart(Exception):
+    """What the process needs from its surroundings is not there."""
+
+
 async def run(settings: Settings) -> int:
-    """Run the operator process. Return its exit code. OSError if a port is taken or there is no way to the cluster."""
-    kube = await KubeClient.connect()
+    """Run the operator process. Return its exit code. CannotStart if a port is taken or no API server is configured."""
+    try:
+        kube = await KubeClient.connect()
+    except ConfigException as error:
+        raise CannotStart(f"neither a service account nor a usable kubeconfig: {error}") from error
     ray, engine = RayClient(), EngineClient()
     try:
         return await _run(settings, Clients(kube=kube, ray=ray, engine=engine, clock=WallClock()))
@@ -84,7 +93,10 @@ async def _run(settings: Settings, clients: Clients) -> int:
     metrics.gauge("engines_watched", "Launchers whose state is watched.", engine_watch.count)
     server = health.HealthServer(metrics, functools.partial(health.stuck, queue), process.unready)
     try:
-        await server.start(settings.health_port, settings.metrics_port)
+        try:
+            await server.start(settings.health_port, settings.metrics_port)
+        except OSError as error:
+            raise CannotStart(str(error)) from error
         return await process.run()
     finally:
         await server.close()

@@ -328,4 +328,4 @@ async def test_endless_conflicts_are_paced() -> None:
 
     worked = Worked(Stage(kube=Contended()))
     worked.queue.add(KEY)
-    assert len(await worked.run(60)) <= 20 + 60 * 4 + 1
+    assert len(await worked.run(60)) <= 10 + 60 * 2 + 1

@@ -91,3 +91,10 @@ def test_version_and_unknown_arguments() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "vllm-ray-operator")
     assert run("--verbose").returncode == 2
+
+
+def test_without_a_way_to_an_api_server_it_says_so_and_asks_to_be_started_anew() -> None:
+    done = run(KUBECONFIG="/nonexistent/config", VLLM_RAY_OPERATOR_LOG_FORMAT="text")
+    assert done.returncode == 1
+    assert "cannot start: neither a service account nor a usable kubeconfig" in done.stderr
+    assert "Traceback" not in done.stderr
