@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import kopf
 from kopf._cogs.structs.references import Insights  # of spawn_tasks(insights=...): what kopf found and watches
@@ -94,7 +94,7 @@ class Watches:
                 registry=self._registry,
                 settings=settings(),
                 # kopf would make one of the user's name, which an arbitrary user id in a container does not have.
-                identity=cast(Any, MANAGER),
+                identity=cast(Any, names.MANAGER),
                 clusterwide=not self._namespaces,
                 namespaces=self._namespaces,
                 insights=self._insights,
