@@ -47,7 +47,7 @@ def module(*args: str) -> str:
 def build_images(*names: str) -> dict[str, Image]:
     """Build images, or find them built."""
     built = json.loads(module("e2e.images", "build", *names))
-    return {name: Image(built[name]["tag"], Path(built[name]["archive"])) for name in names}
+    return {name: Image(built[name]["image"], Path(built[name]["archive"])) for name in names}
 
 
 def tools() -> Path:
