@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,12 +110,13 @@ def test_killed_launcher_takes_everything_with_it(attempt_of: Attempts) -> None:
     wait_gone(attempt)
 
 
-def test_failure_after_the_workers_were_made_is_stated_without_noise(attempt_of: Attempts) -> None:
-    attempt = attempt_of.start("--kv-cache-memory-bytes=1K")
+def test_failure_in_a_worker_is_stated_without_noise(attempt_of: Attempts, tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    attempt = attempt_of.start(model=str(tmp_path / "model"))
     result = attempt.wait_ended(START_SECONDS)
     log = attempt.logs()
-    assert (result["outcome"], result["reason"]) == ("Failed", "OutOfMemory"), log[-4000:]
-    assert "KV cache" in result["line"]
+    assert (result["outcome"], result["reason"]) == ("Failed", "ModelNotFound"), log[-4000:]
+    assert "weights" in result["message"]
     assert "RayWorkerProc" in log, "the workers were made before it failed"
     assert "ActorHandleNotFoundError" not in log, "teardown touched handles of another Ray job"
     wait_gone(attempt)
