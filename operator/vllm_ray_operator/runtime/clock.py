@@ -50,7 +50,7 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
         await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise TimeoutError(f"no answer within {seconds:.1f} s")
     finally:
         await cancel(task, timer)
 
