@@ -10,7 +10,6 @@ import argparse
 import os
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -77,24 +76,22 @@ def _report(kube: Kube, deployment: Mapping[str, Any], answer: Mapping[str, Any]
         f"\n{PROMPT!r} -> {choice!r}\n"
         "(a tiny model with random weights: what it says means nothing; that it says it, does)"
     )
-    kubectl = _kubectl_hint(kube)
     print("\nWhat to try next:")
-    print(f"  {kubectl} get vd,rayclusters,pods,endpointslices -n {namespace}")
-    print(f"  {kubectl} get vd {name} -n {namespace} -o yaml        # what the operator knows, with every instance id")
-    print(f"  {kubectl} scale vd {name} -n {namespace} --replicas=1")
-    print(f"  {kubectl} logs -n {NAMESPACE} deployment/vllm-ray-operator")
-    print(f"  {kubectl} delete vd {name} -n {namespace}             # takes everything with it")
+    print(f"  {_access(kube)}")
+    print(f"  kubectl get vd,rayclusters,pods,endpointslices -n {namespace}")
+    print(f"  kubectl get vd {name} -n {namespace} -o yaml     # what the operator knows, with every instance id")
+    print(f"  kubectl scale vd {name} -n {namespace} --replicas=1")
+    print(f"  kubectl logs -n {NAMESPACE} deployment/vllm-ray-operator")
+    print(f"  kubectl delete vd {name} -n {namespace}          # takes everything with it")
     if embedded:
-        print("  make demo-down                                  # takes the cluster down")
+        print("  make demo-down                              # takes the cluster down")
 
 
-def _kubectl_hint(kube: Kube) -> str:
-    parts = [str(kube.tools / "kubectl") if kube.tools else "kubectl"]
-    if kube.kubeconfig:
-        parts += ["--kubeconfig", str(kube.kubeconfig)]
+def _access(kube: Kube) -> str:
+    """Return the shell command after which plain kubectl reaches the cluster."""
     if kube.context:
-        parts += ["--context", kube.context]
-    return " ".join(shlex.quote(str(Path(p)) if "/" in p else p) for p in parts)
+        return f"kubectl config use-context {shlex.quote(kube.context)}"
+    return f'export KUBECONFIG={shlex.quote(str(kube.kubeconfig))} PATH={shlex.quote(str(kube.tools))}:"$PATH"'
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from e2e import environment
 from e2e.install import NAMESPACE, RELEASE
 from e2e.kube import Kube
 from e2e.waiting import wait_for
@@ -38,18 +38,25 @@ def wait_running(kube: Kube, other_than: str | None = None) -> str:
 
 
 def kill(container: str) -> None:
-    """SIGKILL the operator's process, by containerd and the container's id."""
-    name = os.environ["VRO_CLUSTER"]
-    command = [sys.executable, "-m", "e2e.cluster", "--name", name, "ctr", "--"]
-    subprocess.run([*command, "task", "kill", "--signal", "SIGKILL", container], check=True)
+    """SIGKILL the processes of a container, found by the id in their cgroup."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = container in (process / "cgroup").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        if mine:
+            os.kill(int(process.name), signal.SIGKILL)
+
+
+def audit_log() -> Path:
+    """Return the API server's audit log."""
+    rows = environment.module("e2e.cluster", "--name", os.environ["VRO_CLUSTER"], "status").splitlines()
+    return Path(next(row.split()[-1] for row in rows if row.startswith("audit log")))
 
 
 def audit(since: str = "") -> Iterator[dict[str, Any]]:
     """Yield the answered calls of the operator since an RFC 3339 time."""
-    name = os.environ["VRO_CLUSTER"]
-    command = [sys.executable, "-m", "e2e.cluster", "--name", name, "status", "--json"]
-    path = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["auditLog"]
-    for line in Path(path).read_text().splitlines():
+    for line in audit_log().read_text().splitlines():
         event = json.loads(line)
         if (
             event.get("user", {}).get("username") == USER
