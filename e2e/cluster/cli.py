@@ -163,17 +163,20 @@ def _status(_: argparse.Namespace, cluster: Cluster) -> int:
     if intent is None and not running:
         print(f"cluster {cluster.layout.name} is down")
         return 3
-    for name, process in running.items():
-        print(f"{name:<28} running  pid {process.pid:<8} {process.resident_bytes() / 1e6:6.0f} MB")
-    for name in missing:
-        print(f"{name:<28} NOT RUNNING, log: {cluster.supervisor.log_of(name)}")
+    lines = [
+        f"{name:<28} running  pid {process.pid:<8} {process.resident_bytes() / 1e6:6.0f} MB"
+        for name, process in running.items()
+    ]
+    lines += [f"{name:<28} NOT RUNNING, log: {cluster.supervisor.log_of(name)}" for name in missing]
     if intent is not None:
-        print(f"mode         {intent.mode}")
-        print(f"API server   https://127.0.0.1:{intent.port}")
-    print(f"nodes        {', '.join(node.name for node in cluster.nodes()) or 'none'}")
-    print(f"kubeconfig   {cluster.layout.kubeconfig}")
-    print(f"audit log    {cluster.layout.audit_log}")
-    print(f"logs         {cluster.layout.logs}")
+        lines += [f"mode         {intent.mode}", f"API server   https://127.0.0.1:{intent.port}"]
+    lines += [
+        f"nodes        {', '.join(node.name for node in cluster.nodes()) or 'none'}",
+        f"kubeconfig   {cluster.layout.kubeconfig}",
+        f"audit log    {cluster.layout.audit_log}",
+        f"logs         {cluster.layout.logs}",
+    ]
+    print("\n".join(lines))
     return 1 if missing or intent is None else 0
 
 
