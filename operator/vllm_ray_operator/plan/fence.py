@@ -56,10 +56,14 @@ def _word_of_ray(attempt: Attempt, view: AttemptView, now: datetime) -> How | No
 
 def session_lost(attempt: Attempt, view: AttemptView, world: World) -> bool:
     """Whether the Ray that the attempt was made for is no more: no head, another life of it, or it lost its memory."""
+    return head_lost(attempt, world) or (view.job == "absent" and was_seen(attempt))
+
+
+def head_lost(attempt: Attempt, world: World) -> bool:
+    """Whether the head that the attempt was made for is gone or lives another life."""
     cluster = world.cluster(attempt.ray_cluster)
     head = cluster.head if cluster else None
-    forgotten = view.job == "absent" and was_seen(attempt)
-    return head is None or not _same_life(attempt.session.head, head) or forgotten
+    return head is None or not _same_life(attempt.session.head, head)
 
 
 def was_seen(attempt: Attempt) -> bool:

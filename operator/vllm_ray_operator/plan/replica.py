@@ -248,10 +248,10 @@ def _why_stop(aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView, *,
         result = view.job.result or {}
         reason = result.get("reason") or "EngineExited"
         message = result.get("message") or view.job.message or f"the engine job ended as {view.job.status}"
-    elif view.job == "absent" and fence.was_seen(attempt):
-        reason, message = "JobLost", "Ray does not know the engine job any more"
-    elif fence.session_lost(attempt, view, aim.world):
+    elif fence.head_lost(attempt, aim.world):
         reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
+    elif fence.session_lost(attempt, view, aim.world):
+        reason, message = "JobLost", "Ray does not know the engine job any more"
     elif not fence.survivors(stored, aim.world):
         reason, message = "PodsLost", "all pods of the replica were lost"
     elif not wanted:

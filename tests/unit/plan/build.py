@@ -20,7 +20,7 @@ from vllm_ray_operator.api.status import (
     VLLMDeploymentStatus,
 )
 from vllm_ray_operator.plan import names, planner
-from vllm_ray_operator.plan.actions import Action, Create, Emit, Plan
+from vllm_ray_operator.plan.actions import Action, Create, Delete, Emit, Plan
 from vllm_ray_operator.plan.revision import Defaults, choose_cluster, choose_engine
 from vllm_ray_operator.plan.world import (
     AttemptView,
@@ -190,6 +190,10 @@ class Scene:
         return self.status.replicas[0]
 
     @property
+    def phase(self) -> str:
+        return self.replica.phase
+
+    @property
     def attempt(self) -> Attempt:
         attempt = self.replica.attempt
         assert attempt is not None, self.replica
@@ -208,6 +212,8 @@ class Scene:
         plan = self.plan()
         self.status = VLLMDeploymentStatus.model_validate_json(plan.status.model_dump_json(by_alias=True))
         for action in plan.actions:
+            if isinstance(action, Delete) and action.kind == "EndpointSlice":
+                del self.slices[action.name]
             manifest = getattr(action, "manifest", None)
             if manifest is None:
                 continue

@@ -225,7 +225,7 @@ class World:
         for job in self.jobs:
             if pod.life in job.processes:
                 job.processes.discard(pod.life)
-                if not job.terminal and job.end_at is None or job.deaf:
+                if not job.terminal and job.end_at is None:
                     job.end_at, job.end_as = self.time + self.random.uniform(0, 15), "FAILED"
 
     def restart_container(self, pod: Pod) -> None:

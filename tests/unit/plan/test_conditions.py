@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.unit.plan import build
+from tests.unit.plan.build import NOW, later
+from vllm_ray_operator.api.status import ConditionType, Failure, Phase, ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.plan import status
+from vllm_ray_operator.plan.status import Verdict
+from vllm_ray_operator.plan.world import Cluster, Problem
+
+GOOD = Verdict("True", "ClusterReady", "head and workers are ready")
+WAITING = Verdict("False", "WaitingForPods", "0 of 1 worker pods ready")
+BROKEN = Verdict("False", "ErrImagePull", "image x cannot be pulled")
+FAILURE = Failure(reason="OutOfMemory", message="out of memory", time=NOW, attempt=3)
+
+
+def replica(phase: Phase, index: int = 0, failures: int = 0, message: str = "busy") -> ReplicaStatus:
+    last = FAILURE if failures else None
+    return ReplicaStatus(index=index, phase=phase, message=message, failures=failures, last_failure=last)
+
+
+@dataclass(frozen=True)
+class Case:
+    replicas: list[ReplicaStatus]
+    ready: str  # status and reason
+    progressing: str
+    degraded: str
+    count: int = 1
+    cluster: Verdict = GOOD
+    problems: tuple[Problem, ...] = ()
+    words: str = ""  # in the message of Ready
+
+
+CASES: dict[str, Case] = {
+    "all ready": Case([replica("Ready")], "True AllReplicasReady", "False Complete", "False AsExpected"),
+    "starting": Case(
+        [replica("Starting")], "False Starting", "True Starting", "False AsExpected", words="replica 0: busy"
+    ),
+    "waiting for pods": Case(
+        [replica("Pending")], "False WaitingForPods", "True WaitingForPods", "False AsExpected", cluster=WAITING
+    ),
+    "a pod that will not run": Case(
+        [replica("Pending")],
+        "False ErrImagePull",
+        "True ErrImagePull",
+        "True ErrImagePull",
+        cluster=BROKEN,
+        words="pulled",
+    ),
+    "no replica yet": Case([], "False Starting", "True Starting", "False AsExpected"),
+    "one of two ready": Case(
+        [replica("Ready"), replica("Starting", 1)],
+        "False Starting",
+        "True Starting",
+        "False AsExpected",
+        count=2,
+        words="1 of 2 replicas ready: replica 1",
+    ),
+    "failed": Case(
+        [replica("Backoff", failures=1)],
+        "False OutOfMemory",
+        "True OutOfMemory",
+        "True OutOfMemory",
+        words="0 of 1 replicas ready: replica 0: out of memory",
+    ),
+    "starting after a failure": Case(
+        [replica("Starting", failures=1)], "False Starting", "True Starting", "True Starting"
+    ),
+    "crash loop": Case([replica("Backoff", failures=3)], "False OutOfMemory", "True OutOfMemory", "True CrashLoop"),
+    "ready after a crash loop, for now": Case(
+        [replica("Ready", failures=3)], "True AllReplicasReady", "False Complete", "True CrashLoop"
+    ),
+    "not ready": Case([replica("NotReady")], "False NotReady", "True NotReady", "True NotReady"),
+    "scaled to nothing": Case([], "True ScaledToZero", "False Complete", "False AsExpected", count=0),
+    "one leaves": Case(
+        [replica("Ready"), replica("Stopping", 1)], "True AllReplicasReady", "True ScalingDown", "False AsExpected"
+    ),
+    "a problem beats all": Case(
+        [replica("Ready")],
+        "False Forbidden",
+        "True Forbidden",
+        "True Forbidden",
+        problems=(Problem("Forbidden", "no"),),
+        words="no",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdicts(name: str) -> None:
+    case = CASES[name]
+    judged = status.verdicts(case.replicas, case.count, case.cluster, case.problems)
+    kinds: tuple[ConditionType, ...] = ("Ready", "Progressing", "Degraded")
+    assert [f"{judged[kind].status} {judged[kind].reason}" for kind in kinds] == [
+        case.ready,
+        case.progressing,
+        case.degraded,
+    ]
+    assert case.words in judged["Ready"].message
+    assert all(verdict.message for verdict in judged.values())
+
+
+PULL = build.pod("w0", ready=False, problem="image x cannot be pulled", problem_reason="ErrImagePull")
+CLUSTERS: dict[str, tuple[Cluster | None, list[str], tuple[Problem, ...], str]] = {
+    "none yet": (None, ["waiting"], (), "False CreatingCluster"),
+    "ready": (build.cluster("c", [build.head()]), [""], (), "True ClusterReady"),
+    "pods on their way": (build.cluster("c", [build.head()]), ["", "0 of 1"], (), "False WaitingForPods"),
+    "a pod with a problem": (build.cluster("c", [build.head(), PULL]), ["0 of 1: image"], (), "False ErrImagePull"),
+    "Ray silent": (build.cluster("c", [build.head()], ray_error="boom"), ["boom"], (), "False RayUnreachable"),
+    "a problem": (build.cluster("c", [build.head()]), [""], (Problem("Forbidden", "no"),), "False Forbidden"),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_cluster_verdict(name: str) -> None:
+    cluster, obstacles, problems, expected = CLUSTERS[name]
+    verdict = status.cluster_verdict(cluster, obstacles, problems)
+    assert f"{verdict.status} {verdict.reason}" == expected
+
+
+def judge(main: Verdict) -> dict[ConditionType, Verdict]:
+    return {"Ready": main, "Progressing": WAITING, "ClusterReady": GOOD, "Degraded": WAITING}
+
+
+def test_the_transition_time_moves_only_with_the_status() -> None:
+    first = status.conditions(VLLMDeploymentStatus(), judge(Verdict("False", "A", "a")), 1, NOW)
+    before = VLLMDeploymentStatus(conditions=first)
+    said_otherwise = status.conditions(before, judge(Verdict("False", "B", "b")), 2, later(60))
+    assert [c.last_transition_time for c in said_otherwise] == [NOW] * 4
+    assert (said_otherwise[0].reason, said_otherwise[0].message, said_otherwise[0].observed_generation) == ("B", "b", 2)
+    flipped = status.conditions(VLLMDeploymentStatus(conditions=said_otherwise), judge(GOOD), 2, later(90))
+    assert [c.last_transition_time for c in flipped] == [later(90), NOW, NOW, NOW]
+
+
+def test_the_same_verdict_later_changes_nothing() -> None:
+    first = status.conditions(VLLMDeploymentStatus(), judge(WAITING), 1, NOW)
+    assert status.conditions(VLLMDeploymentStatus(conditions=first), judge(WAITING), 1, later(3600)) == first
+
+
+def test_every_condition_once_in_a_fixed_order() -> None:
+    made = status.conditions(VLLMDeploymentStatus(), judge(GOOD), 1, NOW)
+    assert [c.type for c in made] == ["Ready", "Progressing", "ClusterReady", "Degraded"]
+
+
+def test_a_fault_of_the_cluster_is_news_once() -> None:
+    def after(before: VLLMDeploymentStatus, cluster: Verdict) -> tuple[VLLMDeploymentStatus, list[str]]:
+        made = status.conditions(before, {**judge(GOOD), "ClusterReady": cluster}, 1, NOW)
+        return VLLMDeploymentStatus(conditions=made), [e.reason for e in status.news(before, made, ())]
+
+    waiting, nothing = after(VLLMDeploymentStatus(), WAITING)
+    assert nothing == [], "waiting is no fault"
+    broken, news = after(waiting, BROKEN)
+    assert news == ["ErrImagePull"]
+    still, nothing = after(broken, BROKEN)
+    assert nothing == []
+    assert after(still, GOOD)[1] == []
