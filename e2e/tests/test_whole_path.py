@@ -123,9 +123,9 @@ def test_a_killed_engine_is_fenced_and_starts_again_with_a_new_identity(kube: Ku
         "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
         "    try: command = open(f'/proc/{pid}/cmdline').read().split('\\0')\n"
         "    except OSError: continue\n"
-        "    if 'serve' in command and '--tensor-parallel-size' in command: os.kill(int(pid), signal.SIGKILL)"
+        "    if 'vllm_ray_engine.serve' in command: os.kill(int(pid), signal.SIGKILL); print(pid)"
     )
-    kube.kubectl("exec", pod, "-c", "ray", "--", "python3", "-c", code)
+    assert kube.kubectl("exec", pod, "-c", "ray", "--", "python3", "-c", code).split(), "no API server was found"
 
     def fenced() -> dict[str, Any] | None:
         replica = deployment(kube)["status"]["replicas"][0]
@@ -160,7 +160,7 @@ def test_scaled_down_the_slot_goes_and_the_other_replica_stays(kube: Kube) -> No
 BROKEN = {
     "an image that cannot be pulled": (
         {"engine": {"image": "registry.invalid/no/such-image:1"}},
-        "ImagePullFailed",
+        "ImagePullBackOff",
         "registry.invalid/no/such-image:1",
     ),
     "a model that does not exist": ({"model": {"uri": "file:///models/none"}}, "ModelNotFound", "/models/none"),

@@ -51,8 +51,6 @@ def verdicts(
     wanted = [r for r in replicas if r.index < count]
     leaving = len(replicas) - len(wanted)
     ready = sum(r.phase == "Ready" for r in wanted)
-    looping = [r for r in wanted if r.failures >= restart.CRASH_LOOP_FAILURES and r.last_failure]
-    failing = [r for r in wanted if r.phase in ("Backoff", "NotReady") or (r.failures and r.phase != "Ready")]
     unready = [r for r in wanted if r.phase != "Ready"]
     if problems:
         main = Verdict("False", problems[0].reason, problems[0].message)
@@ -64,16 +62,7 @@ def verdicts(
         reason, detail = _why_not_ready(unready, cluster)
         main = Verdict("False", reason, f"{ready} of {count} replicas ready: {detail}")
     result: dict[ConditionType, Verdict] = {"Ready": main, "ClusterReady": cluster}
-    if looping:
-        worst = max(looping, key=lambda r: r.failures)
-        text = (
-            f"replica {worst.index} failed again and again: {worst.last_failure.message if worst.last_failure else ''}"
-        )
-        result["Degraded"] = Verdict("True", "CrashLoop", text)
-    elif problems or failing or (cluster.status == "False" and cluster.reason not in _HARMLESS):
-        result["Degraded"] = Verdict("True", main.reason, main.message)
-    else:
-        result["Degraded"] = Verdict("False", "AsExpected", "nothing has failed")
+    result["Degraded"] = _degraded(wanted, main, cluster, problems)
     if main.status == "False":
         result["Progressing"] = Verdict("True", main.reason, main.message)
     elif leaving:
@@ -81,6 +70,24 @@ def verdicts(
     else:
         result["Progressing"] = Verdict("False", "Complete", "all that the spec asks for is there")
     return result
+
+
+def _degraded(wanted: Sequence[ReplicaStatus], main: Verdict, cluster: Verdict, problems: Sequence[Problem]) -> Verdict:
+    """Say whether something has failed and is not repaired yet: the deployment first, then the worst replica."""
+    if problems or (cluster.status == "False" and cluster.reason not in _HARMLESS):
+        return Verdict("True", main.reason, main.message)
+    # A replica in a crash loop stays one while it is ready for now.
+    loop = restart.CRASH_LOOP_FAILURES
+    failed = [r for r in wanted if r.failures and (r.phase != "Ready" or r.failures >= loop)]
+    worst = max(failed, key=lambda r: r.failures, default=None)
+    if worst is not None and worst.last_failure is not None:
+        failure = worst.last_failure
+        if worst.failures >= loop:
+            return Verdict("True", "CrashLoop", f"replica {worst.index} failed again and again: {failure.message}")
+        return Verdict("True", failure.reason, f"replica {worst.index}: {failure.message}")
+    if any(r.phase == "NotReady" for r in wanted):
+        return Verdict("True", main.reason, main.message)
+    return Verdict("False", "AsExpected", "nothing has failed")
 
 
 _HARMLESS = ("CreatingCluster", "WaitingForPods")

@@ -67,7 +67,7 @@ CASES: dict[str, Case] = {
         words="0 of 1 replicas ready: replica 0: out of memory",
     ),
     "starting after a failure": Case(
-        [replica("Starting", failures=1)], "False Starting", "True Starting", "True Starting"
+        [replica("Starting", failures=1)], "False Starting", "True Starting", "True OutOfMemory"
     ),
     "crash loop": Case([replica("Backoff", failures=3)], "False OutOfMemory", "True OutOfMemory", "True CrashLoop"),
     "ready after a crash loop, for now": Case(
