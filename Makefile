@@ -14,6 +14,10 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL_SCRIPTS := $(shell git ls-files '*.sh' .ci/run)
 DOCKERFILES := $(shell git ls-files 'images/*/Dockerfile')
 
+COMPILE := uv pip compile --quiet --generate-hashes --no-annotate --no-header --no-emit-find-links --python-version 3.11
+LINUX := --python-platform x86_64-unknown-linux-gnu
+ENGINE_LOCK := $(LINUX) --overrides requirements/engine-cpu.overrides.txt
+
 ##@ Use it
 .PHONY: demo
 demo: $(VENV)/.ready ## Bring up Kubernetes, KubeRay and the operator; end with a chat answer (CONTEXT=name: an existing cluster)
@@ -66,9 +70,13 @@ format: $(VENV)/.ready ## Format the code
 	$(VENV)/bin/ruff check --fix .
 
 .PHONY: lock
-lock: ## Pin the dependencies anew (needs uv)
-	uv pip compile pyproject.toml --generate-hashes --no-annotate --no-header --python-version 3.11 -o requirements/operator.txt
-	uv pip compile pyproject.toml --group dev --generate-hashes --no-annotate --no-header --python-version 3.11 -o requirements/dev.txt
+lock: $(VENV)/.ready ## Pin the dependencies anew
+	$(COMPILE) pyproject.toml -o requirements/operator.txt
+	$(COMPILE) pyproject.toml --group dev -o requirements/dev.txt
+	$(COMPILE) images/build-tools.in -o images/build-tools.txt
+	$(COMPILE) requirements/engine-cpu.in $(ENGINE_LOCK) --find-links ../shared/wheels -o requirements/engine-cpu.txt
+	$(COMPILE) requirements/engine-cpu.in $(ENGINE_LOCK) --overrides requirements/engine-cpu-fallback.overrides.txt -o requirements/engine-cpu-fallback.txt
+	$(COMPILE) requirements/engine-test.in $(LINUX) -c requirements/engine-cpu.txt -c requirements/dev.txt --find-links ../shared/wheels -o requirements/engine-test.txt
 
 ##@ Measure it
 .PHONY: bench

@@ -20,10 +20,10 @@ def install_operator(kube: Kube, operator_image: str, engine_image: str) -> None
     """
     repository, _, tag = operator_image.rpartition(":")
     say("installing the CRDs and the operator with helm")
-    kube.helm("upgrade", "--install", f"{RELEASE}-crds", str(ROOT / "charts" / f"{RELEASE}-crds"))
+    install = ("upgrade", "--install", "--namespace", NAMESPACE, "--create-namespace")
+    kube.helm(*install, f"{RELEASE}-crds", str(ROOT / "charts" / f"{RELEASE}-crds"))
     kube.helm(
-        *("upgrade", "--install", RELEASE, str(ROOT / "charts" / RELEASE)),
-        *("--namespace", NAMESPACE, "--create-namespace"),
+        *(*install, RELEASE, str(ROOT / "charts" / RELEASE)),
         *("--set-string", f"image.repository={repository}", "--set-string", f"image.tag={tag}"),
         *("--set-string", f"defaults.engineImage={engine_image}"),
     )
