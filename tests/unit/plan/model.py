@@ -146,8 +146,8 @@ class World:
                 del self.clusters[name]
         owners = {c.uid for c in self.clusters.values()}
         for pod in list(self.pods.values()):
-            if pod.owner not in owners and pod.gone_at is None:
-                pod.gone_at = self.time + self.random.uniform(1, 30)
+            if pod.owner not in owners:
+                self.delete_pod(pod)
             if pod.gone_at is not None and pod.gone_at <= self.time:
                 self._end_life(pod)
                 del self.pods[pod.uid]
@@ -160,7 +160,7 @@ class World:
         pods = [p for p in self.pods.values() if p.owner == cluster.uid and p.group == group]
         alive = [p for p in pods if p.gone_at is None]
         for pod in alive[count:]:
-            pod.gone_at = self.time + self.random.uniform(1, 20)
+            self.delete_pod(pod)
         taken = {p.name for p in self.pods.values()}
         for n in range(count + len(pods)):
             name = f"{cluster.name}-{group}-{n}"  # names come again, uids do not
@@ -235,7 +235,7 @@ class World:
 
     def delete_pod(self, pod: Pod) -> None:
         if pod.gone_at is None:
-            pod.gone_at = self.time + self.random.uniform(1, 30)
+            pod.gone_at = self.time + self.random.choice((1, 10, 30, 120))
 
     # -- the operator ----------------------------------------------------------------------------------------------
 
@@ -288,7 +288,8 @@ class World:
         job, leftovers, engine = self.known(cluster).get(attempt.instance_id), None, None
         if attempt.end_time is not None or (job is not None and job.terminal):
             rows = tuple(f"actor on {uid}" for uid, _ in sorted(job.processes)) if job else ()
-            leftovers = seen.Leftovers(complete=cluster.partial_until <= self.time, actors=rows)
+            complete = cluster.partial_until <= self.time
+            leftovers = seen.Leftovers(complete=complete, actors=rows if complete else ())
         if job is None:
             return seen.AttemptView(job="absent", leftovers=leftovers)
         if job.status == "RUNNING" and job.driver is not None and job.id not in self.deaf_engines and job.processes:
@@ -392,9 +393,9 @@ class World:
         assert head is not None
         (resource,) = action.resources
         replica = int(resource.rpartition("-")[2])
-        start_at = self.time + self.random.uniform(0, 10)
+        start_at = self.time + self.random.choice((0, 2, 10, 60))
         job = Job(submission_id, replica, head.life, self.time, start_at)
-        job.deaf, job.leaks = self.random.random() < 0.1, self.random.random() < 0.1
+        job.deaf, job.leaks = self.random.random() < 0.15, self.random.random() < 0.2
         self.records[head.life, submission_id] = job
         self.jobs.append(job)
 

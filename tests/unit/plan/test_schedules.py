@@ -6,7 +6,7 @@ A failing seed is in the name of the test; ``PLAN_SCHEDULES=2000`` tries more of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -17,17 +17,17 @@ from tests.unit.plan.model import EPOCH, Refused, World
 from vllm_ray_operator.plan.actions import SubmitJob
 
 SCHEDULES = int(os.environ.get("PLAN_SCHEDULES", "60"))
-STEPS = 50
+STEPS = 70
 SETTLE_STEPS = 1500
 ONE_EACH = {"workers": {"acceleratorsPerNode": 1}}  # so that a slot has two pods
 
 
-def one_pass(world: World, *, mishaps: bool) -> bool:
-    """One pass of the operator: observe, plan, write the status, act. With mishaps it may go wrong anywhere.
+def one_pass(world: World, faults: Sequence[str] = ()) -> bool:
+    """One pass of the operator: observe, plan, write the status, act. With faults it may also go wrong anywhere.
 
     Returns whether there was nothing to do, now or at a known time.
     """
-    random = world.random
+    random, mishaps = world.random, bool(faults)
     observed = world.observe()
     generation = world.generation
     plan = world.plan(observed)
@@ -35,7 +35,9 @@ def one_pass(world: World, *, mishaps: bool) -> bool:
     slow = mishaps and random.random() < 0.15
     if slow:
         world.note("slow pass")
-        random.choice((lambda: world.advance(random.uniform(0, 20)), lambda: break_something(world)))()
+        if random.random() < 0.5:
+            break_something(world, faults)
+        world.advance(random.uniform(0, 20))
     if world.generation != generation or (mishaps and random.random() < 0.1):
         world.note("status conflict")
         return False
@@ -54,10 +56,10 @@ def one_pass(world: World, *, mishaps: bool) -> bool:
     return at_rest
 
 
-def break_something(world: World) -> None:
-    name, fault = world.random.choice(FAULTS)
+def break_something(world: World, faults: Sequence[str]) -> None:
+    name = world.random.choice(faults)
     world.note(f"! {name}")
-    fault(world)
+    FAULTS[name](world)
 
 
 def _some_pod(world: World, *, head: bool) -> Any:
@@ -144,24 +146,36 @@ def _image(world: World) -> None:
     _edit(cluster={**ONE_EACH, "rayVersion": world.random.choice(("2.60.0", "2.61.0"))})(world)
 
 
-FAULTS: list[tuple[str, Callable[[World], None]]] = [
-    ("a job dies", _on_job(_job_dies)),
-    ("a job dies", _on_job(_job_dies)),
-    ("the record of an ended job is deleted", _on_job(_record_deleted)),
-    ("head container restarts", _on_pod(True, lambda w, p: w.restart_container(p))),
-    ("head pod deleted", _on_pod(True, lambda w, p: w.delete_pod(p))),
-    ("worker container restarts", _on_pod(False, lambda w, p: w.restart_container(p))),
-    ("worker pod deleted", _on_pod(False, lambda w, p: w.delete_pod(p))),
-    ("worker pod deleted", _on_pod(False, lambda w, p: w.delete_pod(p))),
-    ("Ray is silent", _on_cluster(_silence)),
-    ("State API is partial", _on_cluster(_partial)),
-    ("RayCluster deleted", _on_cluster(_delete_cluster)),
-    ("RayCluster touched", _on_cluster(_touch_cluster)),
-    ("launchers are silent", _silent_launchers),
-    ("scaled", _scale),
-    ("engine changed", _engine),
-    ("cluster changed", _image),
-]
+def _on_slot(what: Callable[[World, Any], None]) -> Callable[[World], None]:
+    """A node goes, and all pods of a slot with it."""
+
+    def fault(world: World) -> None:
+        pod = _some_pod(world, head=False)
+        for other in list(world.pods.values()):
+            if pod is not None and (other.owner, other.group) == (pod.owner, pod.group):
+                what(world, other)
+
+    return fault
+
+
+FAULTS: dict[str, Callable[[World], None]] = {
+    "a job dies": _on_job(_job_dies),
+    "the record of an ended job is deleted": _on_job(_record_deleted),
+    "head container restarts": _on_pod(True, World.restart_container),
+    "head pod deleted": _on_pod(True, World.delete_pod),
+    "worker container restarts": _on_pod(False, World.restart_container),
+    "worker pod deleted": _on_pod(False, World.delete_pod),
+    "all containers of a slot restart": _on_slot(World.restart_container),
+    "all pods of a slot deleted": _on_slot(World.delete_pod),
+    "Ray is silent": _on_cluster(_silence),
+    "State API is partial": _on_cluster(_partial),
+    "RayCluster deleted": _on_cluster(_delete_cluster),
+    "RayCluster touched": _on_cluster(_touch_cluster),
+    "launchers are silent": _silent_launchers,
+    "scaled": _scale,
+    "engine changed": _engine,
+    "cluster changed": _image,
+}
 
 
 def settle(world: World) -> None:
@@ -171,7 +185,7 @@ def settle(world: World) -> None:
     for cluster in world.clusters.values():
         cluster.silent_until = cluster.partial_until = 0.0
     for step in range(SETTLE_STEPS):
-        if one_pass(world, mishaps=False) and not moving(world):
+        if one_pass(world) and not moving(world):
             break
         world.advance(3.0 if step < 200 else 20.0)
     wanted = world.raw["replicas"]
@@ -203,11 +217,13 @@ def run(seed: int) -> World:
     raw = build.spec_with(replicas=random.randrange(1, 4), cluster=ONE_EACH)
     world = World(random, raw)
     try:
+        # A few kinds of faults at a time go deeper than all of them at once.
+        faults, rate = random.sample(list(FAULTS), 4), random.choice((0.1, 0.3, 0.6))
         for _ in range(STEPS):
-            one_pass(world, mishaps=True)
-            if random.random() < 0.35:
-                break_something(world)
-            world.advance(random.choice((0.0, 0.0, 1.0, 3.0, 10.0, 70.0)))
+            one_pass(world, faults)
+            if random.random() < rate:
+                break_something(world, faults)
+            world.advance(random.choice((0.0, 0.0, 1.0, 3.0, 10.0, 20.0, 70.0)))
         settle(world)
     except Exception:
         print(f"seed {seed}, from {EPOCH}", *world.log, sep="\n")
