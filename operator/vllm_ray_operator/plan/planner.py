@@ -54,7 +54,8 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
             replicas.append(step.status)
     actions.extend(_sync_clusters(aim, replicas))
     actions.extend(traffic.sync(world, replicas, engine.resolved.port))
-    actions.extend(_prune(world, cluster.name, engine.name, replicas))
+    if not unsaved:
+        actions.extend(_prune(world, cluster.name, engine.name, replicas))
     generation = deployment.status.observed_generation if unsaved else deployment.generation
     after, news = _status(aim, replicas, counter.value, generation)
     if (ray_cluster := world.cluster(cluster_name)) is not None and ray_cluster.ray_error:

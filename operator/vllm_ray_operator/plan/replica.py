@@ -180,7 +180,8 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
         return None
     changes: dict[str, object] = {}
     cluster = aim.world.cluster(attempt.ray_cluster)
-    pods = {p.ip: p for p in cluster.pods if p.ip and not p.deleting} if cluster else {}
+    # An address may belong to the next pod already while the last one is still listed.
+    pods = {p.ip: p for p in sorted(cluster.pods, key=lambda p: not p.deleting) if p.ip} if cluster else {}
     if cluster is not None and _may_start_processes(aim, attempt, view):
         slot = fence.holders(attempt, aim.world, cluster.slot(names.slot(replica.index)))
         if slot != attempt.session.slot:

@@ -78,7 +78,7 @@ def _degraded(wanted: Sequence[ReplicaStatus], main: Verdict, cluster: Verdict, 
         return Verdict("True", main.reason, main.message)
     # A replica in a crash loop stays one while it is ready for now.
     loop = restart.CRASH_LOOP_FAILURES
-    failed = [r for r in wanted if r.failures and (r.phase != "Ready" or r.failures >= loop)]
+    failed = [r for r in wanted if _has_failed(r) and (r.phase != "Ready" or r.failures >= loop)]
     worst = max(failed, key=lambda r: r.failures, default=None)
     if worst is not None and worst.last_failure is not None:
         failure = worst.last_failure
@@ -91,6 +91,12 @@ def _degraded(wanted: Sequence[ReplicaStatus], main: Verdict, cluster: Verdict, 
 
 
 _HARMLESS = ("CreatingCluster", "WaitingForPods")
+
+
+def _has_failed(replica: ReplicaStatus) -> bool:
+    """Whether a failure is not made good yet; it is counted only when its attempt is gone."""
+    stop = replica.attempt.stop if replica.attempt is not None else None
+    return replica.failures > 0 or (stop is not None and stop.failure)
 
 
 def _why_not_ready(unready: Sequence[ReplicaStatus], cluster: Verdict) -> tuple[str, str]:

@@ -241,7 +241,6 @@ class World:
 
     def observe(self) -> seen.World:
         attempts = [r.attempt for r in self.status.replicas if r.attempt is not None]
-        owners = {c.uid for c in self.clusters.values()}
         return seen.World(
             deployment=build.deployment(self.raw, self.status, self.generation),
             revisions=tuple(self.revisions.values()),
@@ -249,7 +248,7 @@ class World:
             services=dict(self.services),
             endpoint_slices=dict(self.slices),
             attempts={a.instance_id: self._see_attempt(a) for a in attempts},
-            orphans=tuple(self._see_pod(p) for p in self.pods.values() if p.owner not in owners),
+            orphans=tuple(self._see_pod(p) for p in self.pods.values() if p.cluster not in self.clusters),
         )
 
     def _see_cluster(self, cluster: RayCluster) -> seen.Cluster:
@@ -263,7 +262,7 @@ class World:
             deleting=cluster.gone_at is not None,
             head_ready=head_ready,
             groups=tuple(cluster.groups),
-            pods=tuple(self._see_pod(p) for p in self.pods.values() if p.owner == cluster.uid),
+            pods=tuple(self._see_pod(p) for p in self.pods.values() if p.cluster == cluster.name),
             ray_error="Ray does not answer" if head_ready and self.ray(cluster) is None else "",
         )
 

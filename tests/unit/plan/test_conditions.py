@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.plan import build
 from tests.unit.plan.build import NOW, later
-from vllm_ray_operator.api.status import ConditionType, Failure, Phase, ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.api.status import ConditionType, Failure, Phase, ReplicaStatus, Stop, VLLMDeploymentStatus
 from vllm_ray_operator.plan import status
 from vllm_ray_operator.plan.status import Verdict
 from vllm_ray_operator.plan.world import Cluster, Problem
@@ -17,9 +17,15 @@ BROKEN = Verdict("False", "ErrImagePull", "image x cannot be pulled")
 FAILURE = Failure(reason="OutOfMemory", message="out of memory", time=NOW, attempt=3)
 
 
-def replica(phase: Phase, index: int = 0, failures: int = 0, message: str = "busy") -> ReplicaStatus:
-    last = FAILURE if failures else None
-    return ReplicaStatus(index=index, phase=phase, message=message, failures=failures, last_failure=last)
+def replica(
+    phase: Phase, index: int = 0, failures: int = 0, message: str = "busy", stop: Stop | None = None
+) -> ReplicaStatus:
+    last = FAILURE if failures or (stop and stop.failure) else None
+    cluster = build.cluster("c", [build.head(), build.pod("w0")])
+    attempt = build.attempt_on(cluster, stop=stop) if stop else None
+    return ReplicaStatus(
+        index=index, phase=phase, message=message, failures=failures, last_failure=last, attempt=attempt
+    )
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,12 @@ CASES: dict[str, Case] = {
     ),
     "starting after a failure": Case(
         [replica("Starting", failures=1)], "False Starting", "True Starting", "True OutOfMemory"
+    ),
+    "the first failure is not fenced yet": Case(
+        [replica("Fencing", stop=build.stop())], "False Fencing", "True Fencing", "True OutOfMemory"
+    ),
+    "stopped on purpose": Case(
+        [replica("Stopping", stop=build.stop(failure=False))], "False Stopping", "True Stopping", "False AsExpected"
     ),
     "crash loop": Case([replica("Backoff", failures=3)], "False OutOfMemory", "True OutOfMemory", "True CrashLoop"),
     "ready after a crash loop, for now": Case(
