@@ -38,14 +38,22 @@ def wait_until_gone(mark: str) -> None:
         time.sleep(0.02)
 
 
+def wait_until_started(mark: str) -> None:
+    """Wait for both sleeps: the shell says that it is up before they are."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while len(found := processes(mark)) < 2:
+        assert time.monotonic() < deadline, f"waited {DEADLINE_SECONDS} s for two processes, there are {found}"
+        time.sleep(0.02)
+
+
 @contextmanager
 def running(mark: str) -> Iterator[subprocess.Popen[str]]:
     command = [*ISOLATE, "sh", "-c", DAEMON.format(mark=mark)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        assert processes(mark)
         try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            wait_until_started(mark)
             yield process
         finally:
             process.kill()
