@@ -138,13 +138,16 @@ class Cluster:
 
         explain_at = 0.0
         while not self._release.wait(POLL_PENDING_SECONDS):
-            table = ray.util.placement_group_table(group)
-            if table.get("state") == CREATED:
-                self._created(table["bundles_to_node_id"])
-                return True
-            if (now := time.monotonic()) >= explain_at:
-                explain_at = now + EXPLAIN_SECONDS
-                self._show(explanation=self._explain(), seen=now)
+            try:
+                table = ray.util.placement_group_table(group)
+                if table.get("state") == CREATED:
+                    self._created(table["bundles_to_node_id"])
+                    return True
+                if (now := time.monotonic()) >= explain_at:
+                    explain_at = now + EXPLAIN_SECONDS
+                    self._show(explanation=self._explain(), seen=now)
+            except Exception as error:  # the control store may be restarting
+                self._show(explanation=f"Ray does not answer: {error}")
         return False
 
     def _explain(self) -> str:

@@ -46,8 +46,8 @@ def bearer(token: str, instance_id: str) -> str:
 class _Handler(BaseHTTPRequestHandler):
     server: ControlServer
     protocol_version = "HTTP/1.1"
-    timeout = MAX_WAIT_SECONDS + 15
-    """Seconds a connection may be idle."""
+    timeout = 10
+    """Seconds a connection may be idle before its (next) request; a long poll is not idle."""
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import health, process_tree, reasons, root_cause, serve, state, versions
+from vllm_ray_engine import health, memory, process_tree, reasons, root_cause, serve, state, versions
 from vllm_ray_engine.cluster import CREATED, Cluster
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.control import ControlServer, ray_token
@@ -43,8 +43,12 @@ CRASH_GRACE_SECONDS = 3.0
 """What is left of an engine that has nothing to finish gets this long between SIGTERM and SIGKILL."""
 BEFORE_DEATH_SECONDS = 15.0
 """The cause of a serving engine's end is looked for in the output since this long before its last healthy answer."""
+LAST_OUTPUT_SECONDS = 0.5
+"""How long the last lines of a dead engine are waited for; its children may hold the pipe open."""
 RELEASE_SECONDS = 5.0
 """How long the launcher waits for Ray to confirm that the placement group is gone."""
+
+POD_OUT_OF_MEMORY = "the pod reached its memory limit: raise it"
 
 
 class StopAsked(Exception):
@@ -81,6 +85,7 @@ class Launcher:
         self._engine: subprocess.Popen[bytes] | None = None
         self._output: EngineOutput | None = None
         self._exit_code: int | None = None
+        self._oom_kills = memory.oom_kills()
         self._probe_key = secrets.token_hex(16)
         self._health = health.Health(False, "the engine is not started", (), config.world_size, 0)
         self._last_ready: float | None = None
@@ -220,18 +225,22 @@ class Launcher:
 
     def _exited(self, code: int) -> EngineFailure:
         """Return why the engine process ended by itself."""
-        # The last lines may still be in the pipe, which others hold open.
-        time.sleep(0.2)
-        stated = self._stated_cause()
+        if self._output is not None:
+            self._output.wait_end(LAST_OUTPUT_SECONDS)
+        killed = code == -signal.SIGKILL
+        # A process that was killed had no say in it: an exception that it logged before was not the cause.
+        stated = self._stated_cause(known_only=killed)
         if stated is not None:
             return EngineFailure(stated.reason, stated.message, stated.line)
+        if killed and memory.oom_kills() > self._oom_kills:
+            return EngineFailure(reasons.OUT_OF_MEMORY, f"the API server process was killed: {POD_OUT_OF_MEMORY}")
         if code < 0:
-            name = signal.Signals(-code).name
-            hint = " (the kernel's out-of-memory killer does that: check the pod's memory)" if name == "SIGKILL" else ""
-            return EngineFailure(reasons.ENGINE_EXITED, f"the API server process was killed by {name}{hint}")
+            return EngineFailure(
+                reasons.ENGINE_EXITED, f"the API server process was killed by {signal.Signals(-code).name}"
+            )
         return EngineFailure(reasons.ENGINE_EXITED, f"vLLM exited with code {code} and said no reason")
 
-    def _stated_cause(self) -> Cause | None:
+    def _stated_cause(self, *, known_only: bool = False) -> Cause | None:
         """Return the cause that the engine's output states."""
         if self._output is None:
             return None
@@ -240,7 +249,10 @@ class Launcher:
         for line in lines:
             if line.startswith(serve.REFUSAL_MARK):
                 return Cause(**json.loads(line[len(serve.REFUSAL_MARK) :]))
-        return root_cause.find(lines)
+        cause = root_cause.find(lines, known_only=known_only)
+        if cause is not None and cause.reason == reasons.WORKER_DIED and memory.oom_kills() > self._oom_kills:
+            return Cause(reasons.OUT_OF_MEMORY, f"a worker process was killed: {POD_OUT_OF_MEMORY}", cause.line)
+        return cause
 
     def _monitor(self) -> None:
         """Check the engine's health again and again; runs in a thread of its own."""
@@ -301,9 +313,13 @@ def engine_environment(
     ours = {"VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, rank_bundles))}
     if allowed := environment.get("VLLM_PLUGINS"):
         ours["VLLM_PLUGINS"] = f"{allowed},{versions.PLUGIN_NAME}"
-    if environment.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") != "1":
-        say("VLLM_USE_RAY_V2_EXECUTOR_BACKEND is set to 1: the older executor needs an accelerator in the API server")
-        ours["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] = "1"
+    for name, needed, why in (
+        ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1", "the older executor needs an accelerator beside the API server"),
+        ("VLLM_WORKER_MULTIPROC_METHOD", "spawn", "a forked engine core inherits the state of its parent's threads"),
+    ):
+        if environment.get(name, needed) != needed:
+            say(f"{name}={environment[name]} is set to {needed}: {why}")
+            ours[name] = needed
     return environment | ours
 
 

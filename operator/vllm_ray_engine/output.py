@@ -43,12 +43,13 @@ class EngineOutput:
         with self._lock:
             self._lines.extend((now, line[:MAX_LINE_BYTES].decode(errors="replace")) for line in lines)
 
-    def finish(self, timeout: float) -> None:
-        """Wait for the end of the pipe for `timeout` seconds, then pass nothing more on.
-
-        The pipe may stay open for longer when a process that holds it cannot be ended.
-        """
+    def wait_end(self, timeout: float) -> None:
+        """Wait for the end of the pipe, at most `timeout` seconds: other processes than the engine may hold it."""
         self._thread.join(timeout)
+
+    def finish(self, timeout: float) -> None:
+        """Wait for the end of the pipe as `wait_end` does, then pass nothing more on."""
+        self.wait_end(timeout)
         with self._lock:
             self._sink_open = False
 

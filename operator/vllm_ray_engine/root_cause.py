@@ -195,14 +195,14 @@ def _cause(pattern: Pattern, found: re.Match[str], line: str) -> Cause:
     return Cause(pattern.reason, pattern.message.format(*groups), line.strip()[:MAX_TEXT])
 
 
-def find(lines: Iterable[str]) -> Cause | None:
-    """Return the cause that the log states, None when it states none."""
+def find(lines: Iterable[str], *, known_only: bool = False) -> Cause | None:
+    """Return the cause that the log states, None when it states none; `known_only` leaves out unknown exceptions."""
     fallback: Cause | None = None
     for text in _errors(lines):
         for pattern in KNOWN:
             if found := pattern.regex.search(text):
                 return _cause(pattern, found, text)
-        if fallback is None:
+        if fallback is None and not known_only:
             fallback = _unknown(text)
     return fallback
 

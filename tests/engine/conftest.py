@@ -28,10 +28,6 @@ MODEL = os.environ.get("VLLM_RAY_TEST_MODEL", "/models/tiny")
 ENGINE_ARGUMENTS = ["--dtype=float32", "--max-model-len=256", "--enforce-eager", "--kv-cache-memory-bytes=64M"]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "engine: needs real Ray and real vLLM")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = [name for name in ("ray", "vllm") if importlib.util.find_spec(name) is None]
     for item in items:
