@@ -16,8 +16,7 @@ from vllm_ray_engine import reasons
 from vllm_ray_engine.config import EngineConfig
 from vllm_ray_engine.reasons import EngineFailure
 
-_NO_DATA_PARALLELISM = "data parallelism is not supported yet"
-_ONE_JOB = "the operator starts one Ray job per engine and places its workers itself"
+_PODS = "Ray spreads an engine over pods: use spec.parallelism and spec.cluster.workers.acceleratorsPerNode"
 _PLAIN_HTTP = "the operator and the Service reach the engine over plain HTTP on spec.engine.port"
 
 OWNED: Mapping[str, str] = MappingProxyType(
@@ -28,34 +27,28 @@ OWNED: Mapping[str, str] = MappingProxyType(
         "served_model_name": "use spec.model.servedName",
         "tensor_parallel_size": "use spec.parallelism.tensor",
         "pipeline_parallel_size": "use spec.parallelism.pipeline",
+        "prefill_context_parallel_size": "context parallelism over more accelerators is not supported yet",
+        "data_parallel_": "data parallelism is not supported yet; spec.replicas gives independent engines",
+        "distributed_executor_backend": "engines always run on Ray",
         "port": "use spec.engine.port",
-        "host": "the operator sets it; the port is spec.engine.port",
-        "distributed_executor_backend": "the operator runs every engine on Ray",
-        "data_parallel_size": _NO_DATA_PARALLELISM,
-        "data_parallel_size_local": _NO_DATA_PARALLELISM,
-        "data_parallel_rank": _NO_DATA_PARALLELISM,
-        "data_parallel_start_rank": _NO_DATA_PARALLELISM,
-        "data_parallel_address": _NO_DATA_PARALLELISM,
-        "data_parallel_rpc_port": _NO_DATA_PARALLELISM,
-        "data_parallel_backend": _NO_DATA_PARALLELISM,
-        "data_parallel_hybrid_lb": _NO_DATA_PARALLELISM,
-        "data_parallel_external_lb": _NO_DATA_PARALLELISM,
-        "data_parallel_multi_port_external_lb": _NO_DATA_PARALLELISM,
-        "headless": _ONE_JOB,
-        "nnodes": _ONE_JOB,
-        "node_rank": _ONE_JOB,
-        "master_addr": _ONE_JOB,
-        "master_port": _ONE_JOB,
-        "ray_workers_use_nsight": _ONE_JOB,
+        "host": "the engine listens on every address of its pod; the port is spec.engine.port",
+        "headless": _PODS,
+        "nnodes": _PODS,
+        "node_rank": _PODS,
+        "master_": _PODS,
+        "device_ids": "Ray assigns the accelerators: use spec.cluster.workers.acceleratorsPerNode",
+        "ray_workers_use_nsight": "the operator places Ray workers without a runtime environment of their own",
+        "worker_cls": "the operator needs vLLM's Ray workers; use --worker-extension-cls",
         "middleware": "reserved for the operator's own middleware",
         "uds": _PLAIN_HTTP,
         "grpc": _PLAIN_HTTP,
-        "ssl_keyfile": _PLAIN_HTTP,
-        "ssl_certfile": _PLAIN_HTTP,
-        "ssl_ca_certs": _PLAIN_HTTP,
+        "ssl_": _PLAIN_HTTP,
     }
 )
-"""Attributes of vLLM's parsed arguments that the user may not set, with what to do instead."""
+"""Attributes of vLLM's parsed arguments that the user may not set, with what to do instead.
+
+A name that ends in _ stands for all that begin with it. Which of them exist depends on vLLM's version.
+"""
 
 Parse = Callable[[list[str]], Namespace]
 
@@ -91,10 +84,18 @@ def _owned_values(config: EngineConfig) -> dict[str, Any]:
     }
 
 
+def _instead(name: str) -> str | None:
+    """Return what to do instead of setting this attribute, None when it is the user's."""
+    for owned, instead in OWNED.items():
+        if name == owned or (owned.endswith("_") and name.startswith(owned)):
+            return instead
+    return None
+
+
 def _refuse(name: str, asked: object) -> EngineFailure:
     flag = "--" + name.replace("_", "-") if name != "model_tag" else "the model argument"
     return EngineFailure(
-        reasons.OWNED_ARGUMENT, f"spec.engine.args: {flag} (here {asked!r}) is the operator's: {OWNED[name]}"
+        reasons.OWNED_ARGUMENT, f"spec.engine.args: {flag} (here {asked!r}) is the operator's: {_instead(name)}"
     )
 
 
@@ -112,11 +113,9 @@ def check(parse: Parse, config: EngineConfig) -> Namespace:
     ours = _owned_values(config)
     plain = parse(["serve", config.model])
     users = parse(["serve", config.model, *config.args])
-    for name in OWNED:
-        if not hasattr(plain, name):
-            continue  # this vLLM has no such argument
+    for name, default in vars(plain).items():
         value = getattr(users, name)
-        if value != getattr(plain, name) and not (name in ours and value == ours[name]):
+        if value != default and _instead(name) and not (name in ours and value == ours[name]):
             raise _refuse(name, value)
     final = parse(command_line(config))
     for name, value in ours.items():
