@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
@@ -77,10 +76,11 @@ def survivors(attempt: Attempt, world: World) -> list[Pod]:
     return [pods[ref.uid] for ref in attempt.session.slot if ref.uid in pods and _same_life(ref, pods[ref.uid])]
 
 
-def holders(attempt: Attempt, world: World, slot: Iterable[Pod]) -> list[ContainerRef]:
+def holders(attempt: Attempt, world: World, group: str) -> list[ContainerRef]:
     """Return the containers that hold a part of the attempt or, as long as its job runs, may come to hold one."""
     alive = {pod.uid for pod in survivors(attempt, world)}
     kept = [ref for ref in attempt.session.slot if ref.uid in alive]
+    slot = (p for p in world.pods if p.cluster == attempt.ray_cluster and not p.is_head and p.group == group)
     return [*kept, *(reference(pod) for pod in slot if pod.uid not in alive)]
 
 

@@ -182,8 +182,8 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
     cluster = aim.world.cluster(attempt.ray_cluster)
     # An address may belong to the next pod already while the last one is still listed.
     pods = {p.ip: p for p in sorted(cluster.pods, key=lambda p: not p.deleting) if p.ip} if cluster else {}
-    if cluster is not None and _may_start_processes(aim, attempt, view):
-        slot = fence.holders(attempt, aim.world, cluster.slot(names.slot(replica.index)))
+    if _may_have_spread(attempt, view):
+        slot = fence.holders(attempt, aim.world, names.slot(replica.index))
         if slot != attempt.session.slot:
             changes["session"] = attempt.session.model_copy(update={"slot": slot})
     if isinstance(view.job, Job):
@@ -215,14 +215,15 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
     return attempt.model_copy(update=changes) if changes else attempt
 
 
-def _may_start_processes(aim: Aim, attempt: Attempt, view: AttemptView) -> bool:
-    """Whether the attempt can still spread over containers of its slot that were not there at its start.
+def _may_have_spread(attempt: Attempt, view: AttemptView) -> bool:
+    """Whether processes of the attempt may be in containers of its slot that were not there when it was looked at last.
 
-    What is recycled is settled when that is decided: else the pods that replace them would be deleted too.
+    Also when its session is lost: nobody may have looked for long. What is recycled is settled when that is decided:
+    else the pods that come in their place would be deleted too.
     """
     recycled = attempt.stop is not None and attempt.stop.recycle
     ended = attempt.end_time is not None or (isinstance(view.job, Job) and view.job.status in TERMINAL)
-    return not recycled and not ended and not fence.session_lost(attempt, view, aim.world)
+    return not recycled and not ended
 
 
 def _decide(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView, *, wanted: bool) -> None:

@@ -170,12 +170,12 @@ def test_describe(name: str) -> None:
 
 def test_new_containers_of_the_slot_join_and_ended_ones_leave() -> None:
     cluster = with_pods(again(WORKERS[0]), WORKERS[1], build.pod("w2"))
-    held = fence.holders(ATTEMPT, World(build.deployment(), clusters=(cluster,)), cluster.slot("slot-0"))
+    held = fence.holders(ATTEMPT, World(build.deployment(), clusters=(cluster,)), "slot-0")
     assert [(ref.pod, ref.restarts) for ref in held] == [("w1", 0), ("w0", 1), ("w2", 0)]
 
 
 def test_a_reference_is_kept_while_its_container_is_not_reported() -> None:
     attempt = build.attempt_on(with_pods(replace(WORKERS[0], restarts=2)))
     cluster = with_pods(WORKERS[0])
-    held = fence.holders(attempt, World(build.deployment(), clusters=(cluster,)), cluster.slot("slot-0"))
+    held = fence.holders(attempt, World(build.deployment(), clusters=(cluster,)), "slot-0")
     assert [ref.restarts for ref in held] == [2]

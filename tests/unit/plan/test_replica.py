@@ -464,6 +464,17 @@ def test_containers_that_join_the_slot_are_fenced_too() -> None:
     assert deleted == ["uid-w0-0", "uid-new"]
 
 
+def test_head_lost_after_nobody_looked_for_long() -> None:
+    """The job may have started on pods that came meanwhile, and its Ray cannot be asked any more."""
+    scene = starting()
+    scene.step()
+    scene.change_pod("w0-0", uid="uid-new")
+    scene.change_pod("head", restarts=1)
+    scene.step()
+    assert scene.attempt.stop is not None
+    assert [a.uid for a in scene.step() if isinstance(a, Delete)] == ["uid-new"]
+
+
 def test_a_job_that_ray_forgot_is_not_run_again() -> None:
     scene = serving()
     scene.see(ABSENT)
