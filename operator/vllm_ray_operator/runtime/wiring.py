@@ -15,9 +15,10 @@ from vllm_ray_operator.act import execute
 from vllm_ray_operator.clients.bundle import Clients, Key
 from vllm_ray_operator.clients.engine import EngineClient
 from vllm_ray_operator.clients.kube import KubeClient
-from vllm_ray_operator.clients.protocols import KindMissing, Kube, NotFound, Resource
+from vllm_ray_operator.clients.protocols import KindMissing, Kube, Resource
 from vllm_ray_operator.clients.ray import RayClient
 from vllm_ray_operator.observe import observe
+from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.planner import plan
 from vllm_ray_operator.plan.revision import Defaults
 from vllm_ray_operator.runtime import health
@@ -103,11 +104,11 @@ async def _run(settings: Settings, clients: Clients) -> int:
 
 
 async def is_served(kube: Kube, namespace: str, resource: Resource) -> bool:
-    """Return whether the API server knows the kind, by asking for an object that need not be there."""
+    """Return whether the API server knows the kind, by the right that watching it takes anyway."""
     try:
-        await kube.get(resource, namespace, "is-the-kind-served")
-    except NotFound as error:
-        return not isinstance(error, KindMissing)
+        await kube.list(resource, namespace, {names.DEPLOYMENT: "is-the-kind-served"})
+    except KindMissing:
+        return False
     return True
 
 
