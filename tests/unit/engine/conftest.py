@@ -1,0 +1,173 @@
+"""Fixtures for the engine package: a configuration, and launchers that run in a stand-in for an engine image."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_ray_engine.config import EngineConfig, parse
+from vllm_ray_engine.control import bearer
+
+IMAGE = Path(__file__).parent / "image"
+OPERATOR = Path(__file__).parents[3] / "operator"
+TOKEN = "the-ray-token"
+
+DATA: dict[str, Any] = {
+    "version": 1,
+    "instanceId": "chat-1a2b3c4d-a7-x9k2q1",
+    "deployment": "default/chat",
+    "replica": 0,
+    "attempt": 7,
+    "model": "org/model",
+    "revision": None,
+    "servedName": "tiny",
+    "host": "127.0.0.1",
+    "port": 8000,
+    "controlPort": 8070,
+    "tensor": 2,
+    "pipeline": 1,
+    "acceleratorKey": "GPU",
+    "acceleratorsPerNode": 1,
+    "slotResource": "vd-slot-0",
+    "args": [],
+    "startupTimeoutSeconds": 60,
+    "stopGraceSeconds": 20,
+}
+
+
+def configure(**changes: Any) -> EngineConfig:
+    return parse(json.dumps(DATA | changes))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def get(url: str, token: str | None = None) -> tuple[int, Any]:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+    except OSError:
+        return 0, None
+
+
+def wait_for(what: str, condition: Callable[[], Any], timeout: float = 20) -> Any:
+    print(f"waiting for {what}", flush=True)
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not after {timeout:g} s"
+        time.sleep(0.02)
+    return value
+
+
+class Launch:
+    """A launcher as a process of its own, and the world that it runs in."""
+
+    def __init__(self, world: Path) -> None:
+        self.world = world
+        self.control = f"http://127.0.0.1:{free_port()}"
+        self.port = free_port()
+        self._process: subprocess.Popen[str] | None = None
+        self._output = ""
+
+    def tell(self, **files: str) -> None:
+        """Set what the stand-ins do; each file appears at once with its whole content."""
+        for name, text in files.items():
+            (self.world / f"{name}.new").write_text(text)
+            (self.world / f"{name}.new").rename(self.world / name)
+
+    def start(self, *, environment: dict[str, str] | None = None, patience: float = 30, **changes: Any) -> None:
+        """Start it; `patience` stands in for LOST_SECONDS."""
+        config = DATA | {"port": self.port, "controlPort": int(self.control.rpartition(":")[2])} | changes
+        script = f"""if True:
+            from vllm_ray_engine import cluster, launch
+            cluster.POLL_ACTORS_SECONDS = launch.HEALTH_SECONDS = 0.1
+            launch.LOST_SECONDS = {patience}
+            launch.main()"""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", script], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{OPERATOR}:{IMAGE}", "FAKE_WORLD": str(self.world),
+                 "RAY_AUTH_TOKEN": TOKEN, "VLLM_RAY_ENGINE_CONFIG": json.dumps(config)} | (environment or {}),
+        )  # fmt: skip
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process is not None
+        return self._process
+
+    def state(self, query: str = "") -> dict[str, Any]:
+        return get(f"{self.control}/v1/state{query}", bearer(TOKEN, DATA["instanceId"]))[1] or {}
+
+    def wait_phase(self, phase: str) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            assert self.process.poll() is None, self.end()
+            state = self.state()
+            return state if state.get("phase") == phase else None
+
+        state: dict[str, Any] = wait_for(f"phase {phase}", reached)
+        return state
+
+    def engine(self) -> int:
+        """Return the process id of the engine process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self, timeout: float = 30) -> tuple[int, dict[str, str]]:
+        """Wait for its end; return exit code and result."""
+        output, _ = self.process.communicate(timeout=timeout)
+        self._output += output
+        mark, _, text = self._output.rstrip("\n").splitlines()[-1].partition(" ")
+        assert mark == "VLLM_RAY_ENGINE_RESULT", self._output
+        return self.process.returncode, json.loads(text)
+
+    @property
+    def output(self) -> str:
+        return self._output
+
+    def ray_log(self) -> list[str]:
+        path = self.world / "ray.log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def left(self) -> list[int]:
+        """Return the processes of this world that still live."""
+        mark = f"FAKE_WORLD={self.world}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    launch = Launch(tmp_path)
+    yield launch
+    for pid in launch.left():
+        os.kill(pid, signal.SIGKILL)
+    if launch._process is not None:
+        launch._process.communicate()

@@ -1,0 +1,5 @@
+from argparse import ArgumentParser
+
+
+class FlexibleArgumentParser(ArgumentParser):
+    pass

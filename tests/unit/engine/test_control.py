@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vllm_ray_engine import control
+from vllm_ray_engine.control import ControlServer, bearer, ray_token
+from vllm_ray_engine.state import State
+
+from .conftest import TOKEN, configure, free_port, get
+
+
+def serve(token: str | None) -> Iterator[str]:
+    config = configure(controlPort=free_port())
+    server = ControlServer(config, State(config), token)
+    server.start()
+    yield f"http://127.0.0.1:{config.control_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    yield from serve(TOKEN)
+
+
+@pytest.fixture
+def unguarded() -> Iterator[str]:
+    yield from serve(None)
+
+
+CREDENTIAL = bearer(TOKEN, "chat-1a2b3c4d-a7-x9k2q1")
+
+
+def test_credential_is_the_contracts() -> None:
+    message = b"vllm-ray-control/chat-1a2b3c4d-a7-x9k2q1"
+    assert hmac.new(TOKEN.encode(), message, hashlib.sha256).hexdigest() == CREDENTIAL
+
+
+def test_state_needs_the_credential(guarded: str) -> None:
+    assert get(f"{guarded}/v1/state")[0] == 401
+    for wrong in (TOKEN, bearer(TOKEN, "other"), CREDENTIAL.upper(), "ä"):
+        assert get(f"{guarded}/v1/state", wrong.encode().decode("latin-1"))[0] == 401
+    status, state = get(f"{guarded}/v1/state", CREDENTIAL)
+    assert (status, state["phase"], state["attempt"]) == (200, "Checking", 7)
+
+
+def test_health_needs_none(guarded: str) -> None:
+    assert get(f"{guarded}/healthz") == (200, {"status": "ok"})
+
+
+def test_unknown_paths_say_nothing_without_the_credential(guarded: str) -> None:
+    assert get(f"{guarded}/other")[0] == 401
+    assert get(f"{guarded}/other", CREDENTIAL)[0] == 404
+
+
+def test_cluster_without_a_token_is_open(unguarded: str) -> None:
+    assert get(f"{unguarded}/v1/state")[0] == 200
+
+
+@pytest.mark.parametrize("query", ["since=x", "waitSeconds=x", "waitSeconds=61", "waitSeconds=-1", "waitSeconds=nan"])
+def test_bad_queries(unguarded: str, query: str) -> None:
+    assert get(f"{unguarded}/v1/state?{query}")[0] == 400
+
+
+def test_connections_beyond_the_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_CONNECTIONS", 1)
+    for url in serve(None):
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address) as first:
+            first.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert first.recv(100).startswith(b"HTTP/1.1 200")
+            with socket.create_connection(address) as second:
+                second.settimeout(10)
+                assert second.recv(100) == b"", "dropped while the first is open"
+
+
+TOKENS = {
+    "none": ({}, None),
+    "in the environment": ({"RAY_AUTH_TOKEN": " t \n"}, "t"),
+    "in a file": ({"RAY_AUTH_TOKEN_PATH": "file"}, "from the file"),
+    "the environment goes first": ({"RAY_AUTH_TOKEN": "t", "RAY_AUTH_TOKEN_PATH": "file"}, "t"),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_ray_token(name: str, tmp_path: Path) -> None:
+    environment, expected = TOKENS[name]
+    (tmp_path / "file").write_text("from the file\n")
+    if "RAY_AUTH_TOKEN_PATH" in environment:
+        environment = environment | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "file")}
+    assert ray_token(environment) == expected

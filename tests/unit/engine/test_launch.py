@@ -1,0 +1,230 @@
+"""The launcher's whole course, with stand-ins for Ray and vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from .conftest import DATA, Launch, wait_for
+
+
+def environment_of_engine(launch: Launch) -> dict[str, str]:
+    read: dict[str, str] = json.loads((launch.world / "environment").read_text())
+    return read
+
+
+def test_serves_and_stops(launch: Launch) -> None:
+    launch.start()
+    state = launch.wait_phase("Serving")
+    assert state["placement"] == {"state": "CREATED", "explanation": ""}
+    assert state["health"]["ready"]
+    # The launcher's own node, n2, comes first.
+    assert state["ranks"] == [{"rank": 0, "instanceId": DATA["instanceId"], "nodeIps": ["10.0.0.2", "10.0.0.1"]}]
+    environment = environment_of_engine(launch)
+    assert environment["VLLM_RAY_BUNDLE_INDICES"] == "1,0"
+    assert "VLLM_RAY_ENGINE_PROBE_KEY" not in environment
+    launch.send(signal.SIGTERM)
+    assert launch.end() == (0, {"outcome": "Stopped", "reason": "Stopped", "message": "asked to stop", "line": ""})
+    assert launch.left() == []
+    assert launch.ray_log() == [
+        f"init auto {DATA['instanceId']}",
+        f"placement_group 2 PACK {DATA['instanceId']}",
+        "remove_placement_group",
+        "shutdown",
+    ]
+
+
+def test_health_checks_pass_an_api_key(launch: Launch) -> None:
+    launch.start(environment={"VLLM_API_KEY": "the-users-key"})
+    launch.wait_phase("Serving")
+
+
+def test_killed_engine_leaves_nothing(launch: Launch) -> None:
+    launch.start()
+    launch.wait_phase("Serving")
+    os.kill(launch.engine(), signal.SIGKILL)
+    code, result = launch.end()
+    assert code == 1
+    assert result["reason"] == "EngineExited"
+    assert result["message"] == "the API server process was killed by SIGKILL"
+    assert launch.left() == [], "the engine's child, which ignores SIGTERM"
+    assert launch.ray_log()[-2:] == ["remove_placement_group", "shutdown"]
+
+
+def test_killed_launcher_takes_the_engine_with_it(launch: Launch) -> None:
+    launch.start()
+    launch.wait_phase("Serving")
+    engine = launch.engine()
+    launch.send(signal.SIGKILL)
+    wait_for("the engine to be gone", lambda: engine not in launch.left())
+
+
+def test_stubborn_engine_is_killed_after_the_grace(launch: Launch) -> None:
+    launch.tell(engine="stubborn")
+    launch.start(stopGraceSeconds=1)
+    launch.wait_phase("Serving")
+    started = time.monotonic()
+    launch.send(signal.SIGTERM)
+    assert launch.end()[0] == 0
+    assert 1 <= time.monotonic() - started < 10
+    assert launch.left() == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason", "message"),
+    [
+        ("error", "EngineExited", "the engine failed with ValueError: the first error"),
+        ("exit", "EngineExited", "vLLM exited with code 3 and said no reason"),
+    ],
+)
+def test_engine_that_exits(launch: Launch, engine: str, reason: str, message: str) -> None:
+    launch.tell(engine=engine)
+    launch.start()
+    code, result = launch.end()
+    assert (code, result["reason"], result["message"]) == (1, reason, message)
+    assert f"the engine does: {engine}" in launch.output, "the engine's output is passed on"
+
+
+def test_refused_argument(launch: Launch) -> None:
+    launch.start(args=["--port", "9000"])
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "OwnedArgument")
+    assert "spec.engine.port" in result["message"]
+
+
+def test_unknown_argument(launch: Launch) -> None:
+    launch.start(args=["--no-such-flag"])
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "InvalidArguments")
+    assert "--no-such-flag" in result["message"]
+
+
+def test_engine_that_does_not_get_ready(launch: Launch) -> None:
+    launch.tell(engine="hang")
+    launch.start(startupTimeoutSeconds=2)
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "StartupTimeout")
+    assert "the engine does not listen yet" in result["message"]
+    assert launch.left() == []
+
+
+def test_stop_while_loading(launch: Launch) -> None:
+    launch.tell(engine="hang")
+    launch.start()
+    launch.wait_phase("Loading")
+    launch.send(signal.SIGTERM)
+    code, result = launch.end()
+    assert (code, result["outcome"]) == (0, "Stopped")
+    assert launch.left() == []
+
+
+def test_pending_placement_is_explained_and_can_be_stopped(launch: Launch) -> None:
+    launch.tell(placement="PENDING")
+    launch.start()
+    state = wait_for("the explanation", lambda: "free" in (s := launch.state()).get("message", "") and s)
+    assert state["phase"] == "Placing"
+    assert state["placement"] == {
+        "state": "PENDING",
+        "explanation": "needs 2 GPU in slot vd-slot-0; 1 free, 1 still in use",
+    }
+    launch.send(signal.SIGTERM)
+    assert launch.end()[1]["outcome"] == "Stopped"
+    assert "remove_placement_group" in launch.ray_log()
+
+
+def test_pending_placement_has_a_limit(launch: Launch) -> None:
+    launch.tell(placement="PENDING")
+    launch.start(startupTimeoutSeconds=1)
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "PlacementPending")
+    assert "needs 2 GPU" in result["message"]
+
+
+def test_placement_that_comes_later(launch: Launch) -> None:
+    launch.tell(placement="PENDING")
+    launch.start()
+    launch.wait_phase("Placing")
+    launch.tell(placement="CREATED")
+    launch.wait_phase("Serving")
+
+
+def test_ray_that_cannot_be_reached(launch: Launch) -> None:
+    launch.tell(placement="UNREACHABLE")
+    launch.start()
+    code, result = launch.end()
+    assert code == 1
+    assert result["message"] == "cannot connect to Ray: no Ray is running at this address"
+
+
+def test_lost_worker_makes_it_unready_and_then_ends_it(launch: Launch) -> None:
+    launch.start(patience=2)
+    version = launch.wait_phase("Serving")["version"]
+    launch.tell(workers="1")
+    state = launch.state(f"?since={version}&waitSeconds=10")
+    assert (state["health"]["ready"], state["health"]["workersAlive"]) == (False, 1)
+    assert state["health"]["reason"] == "1 of 2 workers are alive"
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "WorkerDied")
+    assert launch.left() == []
+
+
+def test_health_that_recovers_does_not_end_it(launch: Launch) -> None:
+    launch.start(patience=60)
+    launch.wait_phase("Serving")
+    launch.tell(health="503")
+    wait_for("unready", lambda: not launch.state()["health"]["ready"])
+    launch.tell(health="200")
+    wait_for("ready again", lambda: launch.state()["health"]["ready"])
+    assert launch.state()["phase"] == "Serving"
+
+
+def test_dead_engine_that_does_not_exit_is_ended(launch: Launch) -> None:
+    launch.start(patience=1)
+    launch.wait_phase("Serving")
+    launch.tell(health="503")
+    assert "/health answers 503" in launch.end()[1]["message"]
+
+
+def test_model_path_that_does_not_exist(launch: Launch) -> None:
+    launch.start(model="/no/such/model")
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "ModelNotFound")
+    assert launch.ray_log() == [], "found out before Ray was bothered"
+
+
+@pytest.mark.parametrize("which", ["port", "controlPort"])
+def test_port_in_use(launch: Launch, which: str) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        launch.start(**{which: other.getsockname()[1]})
+        code, result = launch.end()
+    assert (code, result["reason"]) == (1, "PortInUse")
+    assert launch.ray_log() == []
+
+
+def test_users_environment_is_set_right(launch: Launch) -> None:
+    launch.start(
+        environment={
+            "VLLM_PLUGINS": "theirs",
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0",
+            "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+        }
+    )
+    launch.wait_phase("Serving")
+    environment = environment_of_engine(launch)
+    assert environment["VLLM_PLUGINS"] == "theirs,vllm_ray_engine"
+    assert environment["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] == "1"
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_malformed_configuration(launch: Launch) -> None:
+    launch.start(tensor=0)
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "InvalidArguments")
+    assert "tensor must be an integer from 1" in result["message"]

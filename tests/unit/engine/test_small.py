@@ -1,0 +1,167 @@
+"""Versions, health, placement, memory: small pure parts, as tables of named cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from vllm_ray_engine import health, memory, reasons, versions
+from vllm_ray_engine.cluster import explain
+from vllm_ray_engine.health import Probe, judge
+from vllm_ray_engine.placement import rank_order
+from vllm_ray_engine.reasons import Cause, UnsupportedVersion
+
+from .conftest import configure, free_port
+
+SUPPORTED = ["0.21.0", "0.32.0+cpu", "0.33.0rc1", "1.0", "0.101.2.dev5+gabc"]
+UNSUPPORTED = {"absent": None, "old": "0.20.2", "older": "0.9.1", "unreadable": "dev"}
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_supported_version(version: str) -> None:
+    versions.check_version("vllm", version)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_version(name: str) -> None:
+    with pytest.raises(UnsupportedVersion, match=r"vllm.* 0\.21 or newer is needed") as caught:
+        versions.check_version("vllm", UNSUPPORTED[name])
+    assert caught.value.cause.reason == "UnsupportedVersion"
+
+
+def test_cause_has_a_known_reason() -> None:
+    with pytest.raises(ValueError, match="unknown reason"):
+        Cause("Mystery", "")
+    assert {name for name in vars(reasons) if name.isupper() and name != "ALL"} == {
+        "".join("_" + c if c.isupper() and i else c for i, c in enumerate(reason)).upper() for reason in reasons.ALL
+    }
+
+
+JUDGED = {
+    "all well": (Probe(200, ("tiny",)), 2, False, ""),
+    "no answer": (Probe(None, error="the engine does not listen yet"), 2, False, "the engine does not listen yet"),
+    "dead engine": (Probe(503, error="/health answers 503"), 2, False, "/health answers 503"),
+    "other model": (Probe(200, ("other",)), 2, False, "/v1/models does not list tiny"),
+    "dead worker behind a healthy answer": (Probe(200, ("tiny",)), 1, False, "1 of 2 workers are alive"),
+    "too many workers": (Probe(200, ("tiny",)), 3, False, "3 of 2 workers are alive"),
+    "Ray is silent": (Probe(200, ("tiny",)), 2, True, "Ray has not said for a while which workers are alive"),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_judge(name: str) -> None:
+    probed, alive, silent, reason = JUDGED[name]
+    verdict = judge(configure(), probed, alive, ray_silent=silent)
+    assert (verdict.ready, verdict.reason) == (reason == "", reason)
+    assert (verdict.workers_alive, verdict.workers_expected) == (alive, 2)
+
+
+ANSWERS: dict[str, tuple[dict[str, tuple[int, bytes]], Probe]] = {
+    "healthy": ({"/health": (200, b""), "/v1/models": (200, b'{"data": [{"id": "tiny"}]}')}, Probe(200, ("tiny",))),
+    "dead": ({"/health": (503, b"")}, Probe(503, error="/health answers 503")),
+    "models refused": (
+        {"/health": (200, b""), "/v1/models": (401, b"")},
+        Probe(200, error="/v1/models answers 401"),
+    ),
+    "models are no JSON": (
+        {"/health": (200, b""), "/v1/models": (200, b"<html>")},
+        Probe(200, error="/v1/models answers something that is not a list of models"),
+    ),
+    "models are a list": (
+        {"/health": (200, b""), "/v1/models": (200, b"[1]")},
+        Probe(200, error="/v1/models answers something that is not a list of models"),
+    ),
+}
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[int]:
+    answers: dict[str, tuple[int, bytes]] = request.param
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            status, body = answers[self.path]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"), [pytest.param(*case, id=name) for name, case in ANSWERS.items()], indirect=["engine"]
+)
+def test_probe(engine: int, expected: Probe) -> None:
+    assert health.probe(configure(port=engine), "key") == expected
+
+
+def test_probe_of_nothing() -> None:
+    assert health.probe(configure(port=free_port()), "key") == Probe(None, error="the engine does not listen yet")
+
+
+ORDERS = {
+    "one node": ({0: "a", 1: "a"}, "a", [0, 1]),
+    "the engine's node comes first": ({0: "a", 1: "b"}, "b", [1, 0]),
+    "ranks of a node are neighbours": ({0: "a", 1: "b", 2: "a", 3: "b"}, "a", [0, 2, 1, 3]),
+    "an engine without a bundle on its node": ({0: "c", 1: "b", 2: "c", 3: "b"}, "a", [0, 2, 1, 3]),
+    "an unordered table": ({3: "b", 1: "a", 0: "b", 2: "a"}, "a", [1, 2, 0, 3]),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_rank_order(name: str) -> None:
+    nodes, driver, expected = ORDERS[name]
+    assert rank_order(nodes, driver) == expected
+
+
+SLOT = {"GPU": 2.0, "vd-slot-0": 2.0, "CPU": 8.0}
+OTHER = {"GPU": 8.0, "vd-slot-1": 8.0}
+EXPLAINED: dict[str, tuple[dict[str, dict[str, float]], dict[str, dict[str, float]], str]] = {
+    "no node of the slot": ({"a": OTHER}, {"a": OTHER}, "no Ray node of this slot has joined the cluster"),
+    "too few in all": ({"a": SLOT}, {"a": SLOT}, "2 free, 2 in all on 1 node"),
+    "too few on several": ({"a": SLOT, "b": {"GPU": 1, "vd-slot-0": 1}}, {"a": SLOT}, "2 free, 3 in all on 2 nodes"),
+    "in use": ({"a": SLOT, "b": SLOT}, {"a": SLOT, "b": {}}, "2 free, 2 still in use"),
+    "another's accelerators do not count": (
+        {"a": SLOT, "b": OTHER},
+        {"a": {}, "b": OTHER},
+        "0 free, 2 in all on 1 node",
+    ),
+    "about to be placed": ({"a": SLOT, "b": SLOT}, {"a": SLOT, "b": SLOT}, "4 free"),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_explain(name: str) -> None:
+    total, free, expected = EXPLAINED[name]
+    assert explain(configure(tensor=4), total, free) == f"needs 4 GPU in slot vd-slot-0; {expected}"
+
+
+COUNTERS = {
+    "control groups 2": ("low 0\noom 3\noom_kill 2\noom_group_kill 1\n", 2),
+    "control groups 1": ("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 5),
+    "nothing": ("", 0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_oom_kills(name: str, tmp_path: Path) -> None:
+    text, expected = COUNTERS[name]
+    (tmp_path / "events").write_text(text)
+    assert memory.oom_kills((tmp_path / "absent", tmp_path / "events")) == expected
