@@ -43,6 +43,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
         endpoint_slices=objects.endpoint_slices,
         attempts=views,
         problems=tuple(dict.fromkeys((*problems, *objects.problems, *access.problems))),
+        orphans=objects.orphans,
     )
     return Observation(world=world, ray=access.endpoints, engines=endpoints)
 

@@ -37,11 +37,13 @@ RAY_NODE_TYPE = "ray.io/node-type"
 class Objects:
     """The objects of one deployment, typed as far as the planner reads them. Clusters come without ``ray_error``.
 
-    ``token_secrets``: the Secret with the Ray token, by RayCluster; those without token authentication are not in it.
+    ``orphans``: pods whose RayCluster is gone. ``token_secrets``: the Secret with the Ray token, by RayCluster; those
+    without token authentication are not in it.
     """
 
     deployment: Deployment
     clusters: tuple[Cluster, ...]
+    orphans: tuple[Pod, ...]
     token_secrets: Mapping[str, str]
     revisions: tuple[Revision, ...]
     services: Mapping[str, Manifest]
@@ -58,19 +60,22 @@ async def read(kube: Kube, key: Key) -> Objects | None:
     if resource["metadata"].get("deletionTimestamp"):
         return None
     selector = names.selector(key.name)
-    (clusters, problems), pods, services, slices, revisions = await asyncio.gather(
+    (listed, problems), pods, services, slices, revisions = await asyncio.gather(
         _clusters(kube, key.namespace, selector),
         kube.list(PODS, key.namespace, selector),
         kube.list(SERVICES, key.namespace, selector),
         kube.list(ENDPOINT_SLICES, key.namespace, selector),
         kube.list(CONTROLLER_REVISIONS, key.namespace, selector),
     )
-    by_cluster: dict[str, list[Object]] = {}
+    clusters = [cluster for cluster in listed if not _is_doomed(cluster, resource)]
+    by_cluster: dict[str, list[Object]] = {cluster["metadata"]["name"]: [] for cluster in clusters}
+    orphans: list[Object] = []
     for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
-        by_cluster.setdefault(_labels(pod).get(RAY_CLUSTER, ""), []).append(pod)
+        by_cluster.get(_labels(pod).get(RAY_CLUSTER, ""), orphans).append(pod)
     return Objects(
         deployment=parse_deployment(resource),
-        clusters=tuple(parse_cluster(c, by_cluster.get(c["metadata"]["name"], ())) for c in clusters),
+        clusters=tuple(parse_cluster(c, by_cluster[c["metadata"]["name"]]) for c in clusters),
+        orphans=tuple(map(parse_pod, orphans)),
         token_secrets={c["metadata"]["name"]: token_secret(c) for c in clusters if _token_auth(c)},
         revisions=tuple(parse_revision(r) for r in revisions if names.REVISION_KIND in _labels(r)),
         services={s["metadata"]["name"]: s for s in services},
@@ -86,6 +91,12 @@ async def _clusters(
         return await kube.list(RAY_CLUSTERS, namespace, selector), ()
     except KindMissing:
         return (), (KUBERAY_MISSING,)
+
+
+def _is_doomed(cluster: Object, deployment: Object) -> bool:
+    """Whether a RayCluster was left by an earlier deployment of the same name: the garbage collector will take it."""
+    owners = cluster["metadata"].get("ownerReferences") or ()
+    return any(o["kind"] == VLLM_DEPLOYMENTS.kind and o["uid"] != deployment["metadata"]["uid"] for o in owners)
 
 
 def parse_deployment(resource: Object) -> Deployment:

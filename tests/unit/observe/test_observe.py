@@ -148,6 +148,28 @@ async def test_pods_and_clusters_of_others_are_not_ours(lab: Lab) -> None:
     assert len(world.clusters[0].pods) == 3
 
 
+async def test_pods_outlive_their_cluster(lab: Lab) -> None:
+    """What they run may still hold accelerators: a world without them would fence an attempt that is alive."""
+    pods = {pod["metadata"]["uid"] for pod in lab.kube.objects(PODS)}
+    lab.kube.remove(RAY_CLUSTERS, "default", CLUSTER)
+    world = (await lab.see()).world
+    assert world.clusters == ()
+    assert {pod.uid for pod in world.orphans} == {pod.uid for pod in world.pods} == pods
+    assert all(pod.deleting for pod in world.orphans)
+
+
+async def test_a_cluster_of_an_earlier_deployment_of_that_name_is_not_taken_over(lab: Lab) -> None:
+    """The garbage collector is about to delete it, with every engine that would be started on it."""
+    stored = lab.kube.peek(RAY_CLUSTERS, "default", CLUSTER)
+    assert stored is not None
+    for uid, there in (("the-uid-of-an-earlier-one", False), ((await lab.see()).world.deployment.uid, True)):
+        stored["metadata"]["ownerReferences"] = [names.owner_reference("chat", uid)]
+        lab.kube.put(RAY_CLUSTERS, stored)
+        world = (await lab.see()).world
+        assert [c.name for c in world.clusters] == ([CLUSTER] if there else [])
+        assert len(world.orphans) == (0 if there else 3)
+
+
 async def test_revisions(lab: Lab) -> None:
     labels = {**names.selector("chat"), names.REVISION_KIND: "engine"}
     manifest = {"revision": 4, "data": {"written": {"a": 1}, "resolved": {"b": 2}}}
