@@ -1,7 +1,8 @@
 """From an engine's log to the cause of its end: the first real error, not the noise that follows it.
 
-Known failures come from a table. Without one, the first exception that was logged as an error or printed as a
-traceback is the cause: Python prints the innermost of a chain first, and the processes above repeat it later.
+Known failures come from a table and count wherever they stand. Without one, the first exception that was logged as an
+error or printed as a traceback is the cause: Python prints the innermost of a chain first, and the processes above
+repeat it later.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KNOWN = (
     ),
     _pattern(
         reasons.MODEL_ACCESS_DENIED,
-        r"GatedRepoError|trying to access a gated repo|Access to model (?:\S+) is restricted|Cannot access gated repo",
+        r"GatedRepoError|trying to access a gated repo|Access to model \S+ is restricted|Cannot access gated repo",
         "the model is gated: accept its terms with the account whose token is used, and give that token (HF_TOKEN)",
     ),
     _pattern(
@@ -128,14 +129,6 @@ KNOWN = (
         "the image has no C++ compiler: add one, or set TORCHDYNAMO_DISABLE=1 where compiling is not wanted",
     ),
     _pattern(
-        reasons.COMMUNICATION_FAILED,
-        r"nccl(?:SystemError|UnhandledCudaError|InternalError|InvalidUsage|RemoteError)|NCCL error|DistBackendError"
-        r"|DistNetworkError|Gloo connectFullMesh failed|collective operation timeout"
-        r"|client socket has timed out|\[.*gloo/transport.*\]",
-        "the workers could not talk to each other: check the network between the pods and NCCL_SOCKET_IFNAME,"
-        " GLOO_SOCKET_IFNAME, NCCL_IB_DISABLE",
-    ),
-    _pattern(
         reasons.INVALID_ARGUMENTS,
         r"^vllm(?: serve)?: error: (.*)",
         "vLLM refuses spec.engine.args: {0}",
@@ -153,11 +146,23 @@ KNOWN = (
 )
 """Searched in this order in every line; the first line that holds any of them gives the cause."""
 
-_WORKER_DIED = _pattern(
-    reasons.WORKER_DIED,
-    r"RayWorkerProc rank=\S+ died unexpectedly|ActorDiedError|ActorUnavailableError|WorkerCrashedError",
-    "a worker process died without saying why: look for an out-of-memory kill or a lost node",
+CONSEQUENCES = (
+    _pattern(
+        reasons.COMMUNICATION_FAILED,
+        r"nccl(?:SystemError|UnhandledCudaError|InternalError|InvalidUsage|RemoteError)|NCCL [Ee]rror|DistBackendError"
+        r"|DistNetworkError|Gloo connectFullMesh failed|collective operation timeout"
+        r"|client socket has timed out|gloo/transport",
+        "the workers could not talk to each other: check the network between the pods and NCCL_SOCKET_IFNAME,"
+        " GLOO_SOCKET_IFNAME, NCCL_IB_DISABLE",
+    ),
+    _pattern(
+        reasons.WORKER_DIED,
+        r"RayWorkerProc rank=\S+ died unexpectedly|ActorDiedError|ActorUnavailableError|WorkerCrashedError",
+        "a worker process died without saying why: look for an out-of-memory kill or a lost node",
+    ),
 )
+"""What also befalls the other workers when one of them failed: a cause only if no other error came before."""
+
 _FAILED_WITH = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Failure|Timeout))(?::\s*(.*))?$")
 _NOISE = re.compile(
@@ -167,7 +172,7 @@ _NOISE = re.compile(
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(
-    r"^(?:\([^()]*\bpid=\d+[^()]*\)|\((?:EngineCore|APIServer|Worker)[^()]*\)|\(raylet[^()]*\)"
+    r"^(?:\([^()]*\bpid=\d+[^()]*\)|\[rank\d+\]:|\((?:EngineCore|APIServer|Worker)[^()]*\)|\(raylet[^()]*\)"
     r"|(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.]+ \[[^\]]*\])\s?"
 )
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
@@ -208,8 +213,9 @@ def find(lines: Iterable[str], *, known_only: bool = False) -> Cause | None:
 
 
 def _unknown(text: str) -> Cause | None:
-    if found := _WORKER_DIED.regex.search(text):
-        return _cause(_WORKER_DIED, found, text)
+    for pattern in CONSEQUENCES:
+        if found := pattern.regex.search(text):
+            return _cause(pattern, found, text)
     if found := _FAILED_WITH.search(text):
         return Cause(reasons.ENGINE_EXITED, f"a worker failed: {found[1][:MAX_TEXT]}", text[:MAX_TEXT])
     if found := _EXCEPTION.match(text.strip()):
