@@ -26,6 +26,7 @@ from vllm_ray_operator.clients.protocols import (
     RayEndpoint,
     Resource,
 )
+from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.actions import (
     Action,
     Apply,
@@ -66,6 +67,10 @@ async def execute(actions: Sequence[Action], observation: Observation, clients: 
 class _Executor:
     def __init__(self, observation: Observation, clients: Clients) -> None:
         self._deployment = observation.world.deployment
+        self._known = {
+            SERVICES.kind: observation.world.services,
+            ENDPOINT_SLICES.kind: observation.world.endpoint_slices,
+        }
         self._dashboards = observation.ray
         self._clients = clients
         self._broken_clusters: set[str] = set()  # could not be made, or their dashboards do not answer
@@ -97,6 +102,9 @@ class _Executor:
         kube = self._clients.kube
         write = kube.create if create else kube.apply
         try:
+            if not create and await self._is_anothers(kind, name):
+                self.problems.append(problems.name_taken(kind, name))
+                return
             await write(RESOURCES[kind], self._deployment.namespace, manifest)
         except Conflict:
             pass  # it is there already, or changed under us: the next pass looks
@@ -104,6 +112,19 @@ class _Executor:
             if kind == RAY_CLUSTERS.kind:
                 self._broken_clusters.add(name)
             self._problem(error, kind, name)
+
+    async def _is_anothers(self, kind: str, name: str) -> bool:
+        """Whether an object of that name is somebody else's: applying would take it over, deletion take it along."""
+        if name in self._known.get(kind, {}):
+            return False
+        try:
+            found = await self._clients.kube.get(RESOURCES[kind], self._deployment.namespace, name)
+        except NotFound:
+            return False
+        metadata = found["metadata"]
+        owners = {owner["uid"] for owner in metadata.get("ownerReferences") or ()}
+        labelled = names.selector(self._deployment.name).items() <= (metadata.get("labels") or {}).items()
+        return not labelled and self._deployment.uid not in owners
 
     async def _patch_cluster(self, action: PatchCluster) -> None:
         log.info("changing RayCluster %s: %s", action.name, action.why)

@@ -25,3 +25,12 @@ def of_write(error: ApiError, kind: str, name: str) -> Problem:
             return Problem("Forbidden", f"the operator may not write {kind} {name}: {error}")
         case _:
             return Problem("KubernetesUnavailable", f"{kind} {name} cannot be written: {error}")
+
+
+def name_taken(kind: str, name: str) -> Problem:
+    """Return the problem to show when an object of that name is there that is not ours."""
+    return Problem(
+        "NameTaken",
+        f"{kind} {name} is there already and is not this VLLMDeployment's: delete it, or give the VLLMDeployment "
+        "another name",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from vllm_ray_operator.clients.protocols import (
     RayEndpoint,
     Resource,
 )
+from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.actions import (
     Action,
     Apply,
@@ -78,7 +79,8 @@ async def lab() -> Lab:
 
 
 def manifest(resource: Resource, name: str, **fields: Any) -> dict[str, Any]:
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}, **fields}
+    metadata = {"name": name, "labels": names.selector("chat")}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **fields}
 
 
 def submit(submission_id: str = ID, cluster: str = CLUSTER) -> SubmitJob:
@@ -115,6 +117,36 @@ async def test_create_leaves_what_is_there_as_it_is(lab: Lab) -> None:
     await lab.do(CREATE_CLUSTER)
     await lab.do(Create(manifest(RAY_CLUSTERS, CLUSTER, spec={"a": 99})))
     assert lab.kube.objects(RAY_CLUSTERS)[0]["spec"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ours"),
+    [
+        ({}, False),
+        ({"labels": names.selector("other")}, False),
+        ({"labels": names.selector("chat")}, True),
+        ({"ownerReferences": [names.owner_reference("chat", "1a2b3c4d-0")]}, True),
+    ],
+    ids=["of a user", "of another deployment", "by its labels", "by its owner"],
+)
+async def test_a_service_of_somebody_else_is_not_taken_over(lab: Lab, metadata: dict[str, Any], ours: bool) -> None:
+    theirs = {"metadata": {"namespace": "default", "name": "chat", **metadata}, "spec": {"selector": {"app": "web"}}}
+    before = lab.kube.put(SERVICES, theirs)
+    problems = await lab.do(APPLY_SERVICE)
+    assert [p.reason for p in problems] == ([] if ours else ["NameTaken"])
+    assert (lab.kube.objects(SERVICES) == [before]) is not ours
+    if not ours:
+        assert "Service chat is there already" in problems[0].message
+
+
+async def test_what_was_observed_as_ours_is_not_asked_for_again(lab: Lab) -> None:
+    await lab.do(APPLY_SERVICE)
+    assert [call.verb for call in lab.kube.calls] == ["get", "apply"]
+    lab.kube.calls.clear()
+    world = replace(lab.observation.world, services={"chat": lab.kube.objects(SERVICES)[0]})
+    lab.observation = replace(lab.observation, world=world)
+    await lab.do(APPLY_SERVICE)
+    assert [call.verb for call in lab.kube.calls] == ["apply"]
 
 
 async def test_a_patch_of_what_was_observed(lab: Lab) -> None:
