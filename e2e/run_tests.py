@@ -73,7 +73,7 @@ def e2e(rest: Sequence[str]) -> int:
             "VRO_OPERATOR_IMAGE": env.operator_image,
             "VRO_ENGINE_IMAGE": env.engine_image,
         }
-        return pytest(["e2e/tests", "-m", "e2e", "-v", *rest], settings)
+        return pytest(["e2e/tests", "-m", "e2e", *rest], settings)
     finally:
         environment.module("e2e.cluster", "--name", name, "down")
 
@@ -98,9 +98,9 @@ def helm_lint(_rest: Sequence[str]) -> int:
 
 
 def pytest(args: Sequence[str], env: dict[str, str]) -> int:
-    """Run pytest with more environment."""
+    """Run pytest with more environment; what the tests wait for is shown as it happens."""
     say(f"pytest {' '.join(args)}")
-    command = [sys.executable, "-m", "pytest", *args]
+    command = [sys.executable, "-m", "pytest", "-v", "--capture=no", *args]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=False).returncode
 
 

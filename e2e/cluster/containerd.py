@@ -14,10 +14,23 @@ from e2e.cluster.commands import run
 from e2e.cluster.errors import CommandError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from e2e.cluster.node import Node
 
 # What the runtime remembers of pods; without it only images are left.
 POD_RECORDS = "io.containerd.grpc.v1.cri"
+
+
+def outdated_by(names: Collection[str], stored: Mapping[str, str]) -> list[str]:
+    """Return the stored names (of digests) that are other versions of the images named: same repository, other tag.
+
+    The kubelet's runtime stores an image under its digest too; such names of the same content go as well.
+    """
+    repositories = {name.rpartition(":")[0] for name in names}
+    digests = {d for name, d in stored.items() if name not in names and name.rpartition(":")[0] in repositories}
+    kept = {stored[name] for name in names if name in stored}
+    return sorted(name for name, digest in stored.items() if digest in digests - kept and name not in names)
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,9 @@ class Containerd:
             if digests == [image.config_digest for image in wanted]:
                 return False
         await self._ctr("images", "import", archive)
+        outdated = outdated_by({image.name for image in wanted}, stored)
+        if outdated:
+            await self._ctr("images", "remove", "--sync", *outdated)
         return True
 
     async def end_containers(self) -> None:

@@ -17,7 +17,7 @@ from e2e.images.spec import REPOSITORY, Recipe, public_base, recipe, stage, tag
 from e2e.images.tools import BuildRequest, Tool, find_tool
 
 AUTO, LOCAL = "auto", "local"
-KEPT_ARCHIVES = 2
+KEPT_ARCHIVES = 1
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 
 # The local base: what the public one (Python on Debian) has that the Dockerfiles use.
