@@ -8,6 +8,7 @@ from typing import Any, Literal
 from vllm_ray_operator.api.status import Attempt
 from vllm_ray_operator.clients.protocols import ApiError, Engine, EngineEndpoint, RayEndpoint
 from vllm_ray_operator.observe.limit import Limit
+from vllm_ray_operator.observe.words import MAX_MESSAGE_CHARACTERS, cut
 from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.world import AttemptView, EngineState, Job
 
@@ -56,15 +57,19 @@ def parse_state(reply: Mapping[str, Any]) -> EngineState | None:
     try:
         health, placement, cause = reply.get("health") or {}, reply.get("placement") or {}, reply.get("cause")
         return EngineState(
-            phase=str(reply["phase"]),
-            message=str(reply.get("message") or placement.get("explanation") or ""),
+            phase=_text(reply["phase"]),
+            message=_text(reply.get("message") or placement.get("explanation") or ""),
             ready=health.get("ready") is True,
-            reason=str(health.get("reason") or ""),
+            reason=_text(health.get("reason") or ""),
             ranks=tuple(
                 (int(rank["rank"]), str(rank["instanceId"]), tuple(str(ip) for ip in rank.get("nodeIps") or ()))
                 for rank in reply.get("ranks") or ()
             ),
-            cause={str(key): str(value) for key, value in cause.items() if value is not None} if cause else None,
+            cause={str(key): _text(value) for key, value in cause.items() if value is not None} if cause else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _text(value: object) -> str:
+    return cut(str(value), MAX_MESSAGE_CHARACTERS)

@@ -23,6 +23,7 @@ from vllm_ray_operator.clients.protocols import (
 )
 from vllm_ray_operator.observe.kube import parse_pod
 from vllm_ray_operator.observe.limit import Limit
+from vllm_ray_operator.observe.words import MAX_MESSAGE_CHARACTERS, cut
 from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Leftovers, Pod, Problem
 
 # Where KubeRay puts the token in its Secret.
@@ -140,8 +141,8 @@ async def _read_attempt(ray: Ray, endpoint: RayEndpoint, attempt: Attempt) -> tu
         return AttemptView(job=None), error
     job = _job(row) if row is not None else None
     ended = job is not None and job.status in TERMINAL
-    if job is not None and ended:
-        job = replace(job, result=await _result(ray, endpoint, attempt.instance_id, job.message))
+    if row is not None and job is not None and ended:
+        job = replace(job, result=await _result(ray, endpoint, attempt.instance_id, row.message))
     view = AttemptView(job=job or "absent")
     if not ended and attempt.end_time is None:
         return view, None
@@ -157,7 +158,8 @@ async def _read_attempt(ray: Ray, endpoint: RayEndpoint, attempt: Attempt) -> tu
 
 def _job(row: JobRow) -> Job:
     ray_job_ids = (row.job_id,) if row.job_id else ()
-    return Job(status=row.status, message=row.message, ray_job_ids=ray_job_ids, driver_ip=row.driver_ip)
+    message = cut(row.message, MAX_MESSAGE_CHARACTERS)
+    return Job(status=row.status, message=message, ray_job_ids=ray_job_ids, driver_ip=row.driver_ip)
 
 
 async def _result(ray: Ray, endpoint: RayEndpoint, submission_id: str, message: str) -> Mapping[str, str] | None:
@@ -182,7 +184,7 @@ def last_words(log: str) -> Mapping[str, str] | None:
         except ValueError:
             continue
         if isinstance(result, dict):
-            return {str(key): str(value) for key, value in result.items() if value is not None}
+            return {str(k): cut(str(v), MAX_MESSAGE_CHARACTERS) for k, v in result.items() if v is not None}
     return None
 
 

@@ -17,6 +17,8 @@ IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 MAX_CHARACTERS = 600
+# Of a whole message that Ray or a launcher gives; it ends up in the status several times for every replica.
+MAX_MESSAGE_CHARACTERS = 1000
 
 _NOT_THERE = re.compile(r"not found|manifest unknown|name unknown|does not exist", re.IGNORECASE)
 _NOT_ALLOWED = re.compile(r"unauthorized|denied|forbidden|authentication|\b40[13]\b", re.IGNORECASE)
@@ -33,9 +35,9 @@ def cluster_problem(status: Json) -> str:
     failure = conditions(status).get("ReplicaFailure", {})
     if failure.get("status") == "True":
         text = failure.get("message") or failure.get("reason") or ""
-        return f"KubeRay cannot make all pods: {_cut(text)}"
+        return f"KubeRay cannot make all pods: {cut(text)}"
     if status.get("state") == "failed":
-        return f"KubeRay gave up on the RayCluster: {_cut(status.get('reason') or 'it does not say why')}"
+        return f"KubeRay gave up on the RayCluster: {cut(status.get('reason') or 'it does not say why')}"
     return ""
 
 
@@ -74,7 +76,7 @@ def pod_problem(pod: Json) -> tuple[str, str]:
     if status.get("phase") == "Failed":
         reason = status.get("reason") or "PodFailed"
         text = status.get("message") or "its containers ended and are not started again"
-        return reason, f"pod {_name(pod)} failed ({reason}): {_cut(text)}"
+        return reason, f"pod {_name(pod)} failed ({reason}): {cut(text)}"
     return "", ""
 
 
@@ -82,7 +84,7 @@ def _not_scheduled(pod: Json, condition: Json) -> tuple[str, str]:
     reason = condition.get("reason") or "Unschedulable"
     if reason == "SchedulingGated":
         return reason, f"pod {_name(pod)} is held back by a scheduling gate, such as a queue's; it waits for its turn"
-    text = _cut(condition.get("message") or "the scheduler does not say why")
+    text = cut(condition.get("message") or "the scheduler does not say why")
     return reason, (
         f"no node can take pod {_name(pod)}: {text.rstrip('.')}. Add or free nodes, or ask for less in spec.cluster"
     )
@@ -107,7 +109,7 @@ def _container_problem(pod: Json, spec: Json, container: Json) -> tuple[str, str
     if reason in IMAGE_REASONS:
         return "ImagePullBackOff", _image(spec.get("image") or container.get("image") or "", message)
     if reason in CONFIG_REASONS:
-        return reason, f"{where} cannot be created: {_cut(message) or 'the kubelet does not say why'}. See {OVERLAYS}"
+        return reason, f"{where} cannot be created: {cut(message) or 'the kubelet does not say why'}. See {OVERLAYS}"
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
     if ended.get("reason") == "OOMKilled":
         limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory")
@@ -131,13 +133,13 @@ def _image(image: str, message: str) -> str:
         remedy = f"the registry wants credentials: set imagePullSecrets in {OVERLAYS}"
     else:
         remedy = "check spec.engine.image, and that the nodes reach its registry"
-    return f"image {image} cannot be pulled{f': {_cut(cause)}' if cause.strip() else ''}; {remedy}"
+    return f"image {image} cannot be pulled{f': {cut(cause)}' if cause.strip() else ''}; {remedy}"
 
 
 def _exit(ended: Json) -> str:
     if not ended:
         return ""
-    message = _cut(ended.get("message") or "")
+    message = cut(ended.get("message") or "")
     code = f" with code {ended['exitCode']}" if "exitCode" in ended else ""
     return f"{code}{f' ({message})' if message else ''}"
 
@@ -146,6 +148,7 @@ def _name(pod: Json) -> str:
     return str(pod["metadata"]["name"])
 
 
-def _cut(text: str) -> str:
+def cut(text: str, most: int = MAX_CHARACTERS) -> str:
+    """Return the text as one line of at most so many characters."""
     line = " ".join(text.split())
-    return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -32,6 +32,7 @@ from vllm_ray_operator.observe import kube as observe_kube
 from vllm_ray_operator.observe import observe
 from vllm_ray_operator.observe.engine import parse_state
 from vllm_ray_operator.observe.ray import last_words
+from vllm_ray_operator.observe.words import MAX_MESSAGE_CHARACTERS
 from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.world import AttemptView, EngineState, Job, Leftovers, Problem
 
@@ -501,3 +502,24 @@ def test_last_words(log: str, result: dict[str, str] | None) -> None:
 )
 def test_a_launchers_reply(reply: dict[str, Any], state: EngineState | None) -> None:
     assert parse_state(reply) == state
+
+
+async def test_what_ray_and_launchers_say_is_short_enough_for_a_status(lab: Lab) -> None:
+    """It stands there several times for every replica, and an object has little more than a megabyte."""
+    long = "word\n" * 5000
+    await lab.submit()
+    job = lab.dashboard.jobs[ID]
+    lab.dashboard.end(ID, "FAILED")
+    job.row = replace(job.row, message=long)
+    view = await lab.view()
+    result, state = (
+        last_words(f"VLLM_RAY_ENGINE_RESULT {json.dumps({'message': long})}"),
+        parse_state({"phase": "Failed", "message": long, "health": {"reason": long}, "cause": {"message": long}}),
+    )
+    assert isinstance(view.job, Job)
+    assert result is not None
+    assert state is not None
+    assert state.cause is not None
+    for text in (view.job.message, result["message"], state.message, state.reason, state.cause["message"]):
+        assert text.startswith("word word")
+        assert len(text) == MAX_MESSAGE_CHARACTERS
