@@ -11,6 +11,12 @@ KUBERAY_MISSING = Problem(
     "chart with its CRDs; this goes on by itself then.",
 )
 
+KUBERAY_TOO_OLD = Problem(
+    "ClusterRefused",
+    "This KubeRay knows no token authentication: upgrade it, with its CRDs, to 1.5.1 or newer, or set "
+    "spec.cluster.auth to Disabled.",
+)
+
 
 def of_write(error: ApiError, kind: str, name: str) -> Problem:
     """Return the problem to show for a write to the Kubernetes API that failed."""
@@ -18,6 +24,8 @@ def of_write(error: ApiError, kind: str, name: str) -> Problem:
     match error:
         case KindMissing():
             return KUBERAY_MISSING if is_cluster else Problem("KindMissing", str(error))
+        case Invalid() if is_cluster and 'unknown field "spec.authOptions"' in str(error):
+            return KUBERAY_TOO_OLD
         case Invalid():
             reason = "ClusterRefused" if is_cluster else f"{kind}Refused"
             return Problem(reason, f"the API server refuses {kind} {name}: {error}")

@@ -206,11 +206,13 @@ async def test_an_event(lab: Lab) -> None:
 
 
 REFUSED = Invalid("RayCluster.ray.io is invalid: spec.headGroupSpec.template: Required value", 422, "Invalid")
+TOO_OLD = Invalid('strict decoding error: unknown field "spec.authOptions"', 400, "BadRequest")
 NO_RIGHT = Forbidden('User "u" cannot create resource "rayclusters" in API group "ray.io"', 403, "Forbidden")
 WEBHOOK = ApiError('failed calling webhook "x"', 500, "InternalError")
 
 PROBLEMS = {
     "cluster refused": (CREATE_CLUSTER, REFUSED, "create", RAY_CLUSTERS, "ClusterRefused", "spec.headGroupSpec"),
+    "KubeRay too old": (CREATE_CLUSTER, TOO_OLD, "create", RAY_CLUSTERS, "ClusterRefused", "spec.cluster.auth"),
     "slot refused": (PATCH, REFUSED, "json_patch", RAY_CLUSTERS, "ClusterRefused", "spec.headGroupSpec"),
     "service refused": (APPLY_SERVICE, Invalid("spec.ports", 422), "apply", SERVICES, "ServiceRefused", "spec.ports"),
     "no right": (CREATE_CLUSTER, NO_RIGHT, "create", RAY_CLUSTERS, "Forbidden", 'cannot create resource "rayclusters"'),
