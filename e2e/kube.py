@@ -18,12 +18,19 @@ def run(command: Sequence[str], *, stdin: str | None = None, seconds: float = 12
     """Run a command and return its output.
 
     Raises:
-        CommandError: with the last lines of what it said on stderr.
+        CommandError: it ended with an error (with the last lines of what it said on stderr), not in time, or is not
+            there.
     """
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
+    called = " ".join(command[:6])
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"{called} ... did not end within {seconds:g} s") from None
+    except FileNotFoundError:
+        raise CommandError(f"{command[0]} is not on this machine") from None
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
-        raise CommandError(f"{' '.join(command[:6])} ... ended with {done.returncode}: {said[-2000:]}")
+        raise CommandError(f"{called} ... ended with {done.returncode}: {said[-2000:]}")
     return done.stdout
 
 
