@@ -23,13 +23,13 @@ def judge(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> H
     lives. Any Ray may say that something is there; that there is nothing, only the Ray the attempt was made for can
     say, and only completely.
     """
-    if _is_alive(attempt, view, now):
+    if _is_alive(attempt, view, now) or _may_arrive(attempt, view, now):
         return None
     lost, recycled = session_lost(attempt, view, world), attempt.stop is not None and attempt.stop.recycle
     cannot_start = isinstance(view.job, Job) or lost or (view.job is None and recycled)
     if cannot_start and not survivors(attempt, world):
         return "PodsGone"
-    return None if lost else _word_of_ray(attempt, view, now)
+    return None if lost else _word_of_ray(view)
 
 
 def _is_alive(attempt: Attempt, view: AttemptView, now: datetime) -> bool:
@@ -43,14 +43,18 @@ def _is_alive(attempt: Attempt, view: AttemptView, now: datetime) -> bool:
     return noticing and view.leftovers is not None and view.leftovers.some
 
 
-def _word_of_ray(attempt: Attempt, view: AttemptView, now: datetime) -> How | None:
+def _may_arrive(attempt: Attempt, view: AttemptView, now: datetime) -> bool:
+    """Whether a submission of which nothing was seen yet may still be on its way, even to a new head."""
+    if isinstance(view.job, Job) or was_seen(attempt):
+        return False
+    return attempt.stop is None or (now - attempt.stop.time).total_seconds() < LATE_SUBMISSION_SECONDS
+
+
+def _word_of_ray(view: AttemptView) -> How | None:
     """Return what the Ray that the attempt was made for proves."""
     if isinstance(view.job, Job):
         return "JobEnded" if view.leftovers is not None and view.leftovers.none else None
-    if view.job == "absent" and attempt.stop is not None:
-        waited = (now - attempt.stop.time).total_seconds()
-        return "NeverStarted" if waited >= LATE_SUBMISSION_SECONDS else None
-    return None
+    return "NeverStarted" if view.job == "absent" else None
 
 
 def session_lost(attempt: Attempt, view: AttemptView, world: World) -> bool:
@@ -92,9 +96,9 @@ def describe(attempt: Attempt, view: AttemptView, world: World) -> str:
     alive = sorted(pod.name for pod in survivors(attempt, world))
     if alive and (session_lost(attempt, view, world) or (attempt.stop is not None and attempt.stop.recycle)):
         return f"waiting for the end of the pods {', '.join(alive)}"
-    if view.job is None:
+    if view.job is None and not session_lost(attempt, view, world):
         return "waiting for Ray, which does not answer"
-    if view.job == "absent":
+    if not isinstance(view.job, Job):
         return "waiting until a late submission is ruled out"
     if view.job.status in TERMINAL:
         return "waiting for a complete answer of Ray about actors and placement groups"

@@ -45,6 +45,7 @@ ACTORS = Leftovers(complete=True, actors=("worker (ALIVE)",))
 GROUP = Leftovers(complete=True, placement_groups=("pg (CREATED)",))
 NEW_PODS = with_pods(*map(anew, WORKERS))
 NO_PODS = with_pods()
+NO_PODS_NO_HEAD = with_pods(head=None)
 NEW_HEAD = with_pods(*WORKERS, head=anew(HEAD))
 RESTARTED_HEAD = with_pods(*WORKERS, head=again(HEAD))
 
@@ -129,8 +130,18 @@ CASES: dict[str, Case] = {
     "a late submission runs under the new head": Case(
         build.view(build.job()), None, cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD))
     ),
+    "all new, but a submission may be late": Case(
+        ABSENT, None, cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD)), attempt=UNSEEN, after=59
+    ),
+    "all new, no submission can be late": Case(
+        ABSENT, "PodsGone", cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD)), attempt=UNSEEN, after=60
+    ),
     # The RayCluster is gone.
     "cluster gone": Case(UNKNOWN, "PodsGone", cluster=None),
+    "cluster gone before the submission was seen": Case(UNKNOWN, None, cluster=None, attempt=UNSEEN),
+    "cluster gone for longer than a submission takes": Case(
+        UNKNOWN, "PodsGone", cluster=None, attempt=UNSEEN, after=60
+    ),
     "cluster gone, its pods not yet": Case(UNKNOWN, None, cluster=None, orphans=WORKERS[:1]),
     "cluster made anew, old pods there": Case(UNKNOWN, None, cluster=with_pods(head=anew(HEAD)), orphans=WORKERS),
     "cluster made anew, old pods gone": Case(ABSENT, "PodsGone", cluster=with_pods(head=anew(HEAD))),
@@ -157,6 +168,7 @@ DESCRIPTIONS: dict[str, tuple[AttemptView, Attempt, Cluster, str]] = {
     "partial": (ended(None), ENDED, CLUSTER, "waiting for a complete answer of Ray about actors and placement groups"),
     "silent": (UNKNOWN, ATTEMPT, CLUSTER, "waiting for Ray, which does not answer"),
     "late": (ABSENT, UNSEEN, CLUSTER, "waiting until a late submission is ruled out"),
+    "late, to a new head": (UNKNOWN, UNSEEN, NO_PODS_NO_HEAD, "waiting until a late submission is ruled out"),
     "recycled": (UNKNOWN, RECYCLED, CLUSTER, "waiting for the end of the pods w0, w1"),
     "head lost": (ABSENT, ATTEMPT, NEW_HEAD, "waiting for the end of the pods w0, w1"),
 }
