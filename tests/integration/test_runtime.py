@@ -41,13 +41,24 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Account:
+    """A service account: who it is in the audit log, and its kubeconfig."""
+
+    user: str
+    kubeconfig: Path
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """The API server, a namespace of ours, and a kubeconfig with the operator's rights."""
+    """The API server, a namespace of ours, and the rights that the chart gives the operator.
+
+    ``everywhere`` is its account when all namespaces are watched, ``here`` when only ours is.
+    """
 
     kube: Kube
     namespace: str
-    user: str
-    kubeconfig: Path
+    everywhere: Account
+    here: Account
 
     def apply(self, *manifests: Object) -> None:
         self.kube.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
@@ -113,7 +124,7 @@ class Operators:
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT / "operator"),
-            "KUBECONFIG": str(self.cluster.kubeconfig),
+            "KUBECONFIG": str((self.cluster.here if namespaces else self.cluster.everywhere).kubeconfig),
             "POD_NAMESPACE": self.cluster.namespace,
             "POD_NAME": pod,
             "POD_UID": "uid-of-" + pod,
@@ -157,18 +168,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     admin = Path(os.environ["KUBECONFIG"])
     kube = Kube(tools, admin)
     name = f"runtime-{secrets.token_hex(3)}"
+    folder = tmp_path_factory.mktemp("operator")
     kube.kubectl("create", "namespace", name)
-    chart = ["template", name, str(CHART), "--namespace", name, "--show-only", "templates/rbac.yaml"]
-    settings = ["--set", f"fullnameOverride={name}", "--set", f"watchNamespaces={{{name}}}"]
-    kube.kubectl("apply", "-f", "-", stdin=kube.helm(*chart, *settings))
-    token = kube.kubectl("create", "token", name, "-n", name, "--duration=2h").strip()
+    everywhere = account(kube, admin, name, f"{name}-all", folder)
+    here = account(kube, admin, name, f"{name}-here", folder, "--set", f"watchNamespaces={{{name}}}")
+    yield Cluster(kube, name, everywhere, here)
+    kube.kubectl("delete", "namespace", name, "--wait=false")
+    kube.kubectl("delete", "clusterrole", f"{name}-all", f"{name}-here")
+    kube.kubectl("delete", "clusterrolebinding", f"{name}-all")
+
+
+def account(kube: Kube, admin: Path, namespace: str, name: str, folder: Path, *values: str) -> Account:
+    """Make the service account that the chart would, with its rights, and a kubeconfig for it."""
+    chart = ["template", name, str(CHART), "--namespace", namespace, "--show-only", "templates/rbac.yaml"]
+    kube.kubectl("apply", "-f", "-", stdin=kube.helm(*chart, "--set", f"fullnameOverride={name}", *values))
+    token = kube.kubectl("create", "token", name, "-n", namespace, "--duration=2h").strip()
     config = yaml.safe_load(admin.read_text())
     config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    kubeconfig = tmp_path_factory.mktemp("operator") / "kubeconfig"
+    kubeconfig = folder / f"{name}.kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(config))
-    yield Cluster(kube, name, f"system:serviceaccount:{name}:{name}", kubeconfig)
-    kube.kubectl("delete", "namespace", name, "--wait=false")
-    kube.kubectl("delete", "clusterrole,clusterrolebinding", name)
+    return Account(f"system:serviceaccount:{namespace}:{name}", kubeconfig)
 
 
 @pytest.fixture
@@ -208,14 +227,14 @@ class Audit:
 
     def __init__(self, cluster: Cluster) -> None:
         self._path = Layout.of(os.environ["VRO_CLUSTER"]).audit_log
-        self._user = cluster.user
+        self._users = {cluster.everywhere.user, cluster.here.user}
         self._from = self._path.stat().st_size
 
     def requests(self, stage: str = "ResponseComplete") -> list[Object]:
         with self._path.open() as log:
             log.seek(self._from)
             lines = [json.loads(line) for line in log if line.endswith("\n")]
-        return [e for e in lines if e["user"]["username"] == self._user and e["stage"] == stage]
+        return [e for e in lines if e["user"]["username"] in self._users and e["stage"] == stage]
 
 
 def in_words(request: Object) -> str:
@@ -272,6 +291,53 @@ def test_a_change_of_a_child_leads_to_a_pass(cluster: Cluster, operators: Operat
         poll=0.2,
     )
     assert again
+
+
+def test_applied_again_right_after_its_deletion_it_gets_a_ray_cluster_of_its_own(
+    cluster: Cluster, operators: Operators
+) -> None:
+    """Under the same name as the one that the garbage collector still has to delete."""
+    operator = operators.start("first")
+    cluster.apply(vllm_deployment(cluster, "again"))
+
+    def ray_cluster() -> Object | None:
+        uid = cluster.deployment("again")["metadata"]["uid"]
+        owned = [c for c in cluster.ray_clusters() if c["metadata"]["ownerReferences"][0]["uid"] == uid]
+        return owned[0] if owned else None
+
+    first = wait_for("its RayCluster", ray_cluster, seconds=20, describe=operator.tail, poll=0.2)
+    cluster.kube.kubectl("delete", "vllmdeployment", "again", "-n", cluster.namespace)
+    cluster.apply(vllm_deployment(cluster, "again"))
+    second = wait_for("the RayCluster of the second", ray_cluster, seconds=60, describe=operator.tail, poll=0.2)
+    assert second["metadata"]["name"] == first["metadata"]["name"]
+    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+def test_a_service_of_somebody_else_is_left_alone(cluster: Cluster, operators: Operators) -> None:
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "taken", "namespace": cluster.namespace},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
+    }
+    cluster.apply(theirs)
+
+    def service() -> Object:
+        return cluster.kube.get("service", "taken", "-n", cluster.namespace)
+
+    before = service()
+    operator = operators.start("first")
+    cluster.apply(vllm_deployment(cluster, "taken"))
+
+    def told() -> bool:
+        conditions = cluster.deployment("taken").get("status", {}).get("conditions", [])
+        return any(c["type"] == "Ready" and c["reason"] == "NameTaken" for c in conditions)
+
+    wait_for("the condition to say that the name is taken", told, seconds=30, describe=operator.tail, poll=0.2)
+    assert service() == before
+    cluster.kube.kubectl("delete", "service", "taken", "-n", cluster.namespace)
+    wait_for("a Service of its own", service, seconds=60, describe=operator.tail, poll=0.5)
+    wait_for("the condition to be gone", lambda: not told(), seconds=30, describe=operator.tail, poll=0.5)
 
 
 def test_at_rest_nothing_is_written_but_the_lease(cluster: Cluster, operators: Operators) -> None:

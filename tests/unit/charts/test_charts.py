@@ -179,6 +179,9 @@ CLUSTER_RIGHTS = (
 )
 
 
+WATCHING = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}
+
+
 def test_rights_are_exactly_these(helm: str) -> None:
     objects = render(helm)
     assert granted(one(objects, "ClusterRole")) == CLUSTER_RIGHTS
@@ -202,6 +205,21 @@ def test_bindings_meet(helm: str, release: str) -> None:
         ]
     labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert one(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_rights_end_where_the_watches_do(helm: str) -> None:
+    """Above all the one to read Secrets. Its own namespace may be among those that are watched."""
+    objects = render(helm, "--set", "watchNamespaces={system,team}")
+    assert not [obj for obj in objects if obj["kind"] == "ClusterRoleBinding"]
+    bindings = [obj for obj in objects if obj["kind"] == "RoleBinding"]
+    role = one(objects, "ClusterRole")["metadata"]["name"]
+    watching = [b["metadata"]["namespace"] for b in bindings if b["roleRef"] == {**WATCHING, "name": role}]
+    assert watching == ["system", "team"]
+    account = one(objects, "ServiceAccount")["metadata"]
+    subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    assert all(binding["subjects"] == [subject] for binding in bindings)
+    names = [(b["metadata"]["namespace"], b["metadata"]["name"]) for b in bindings]
+    assert len(names) == len(set(names)) == 3, "the third is that of the lease"
 
 
 def test_a_service_account_of_ones_own(helm: str) -> None:
