@@ -44,6 +44,15 @@ def module(*args: str) -> str:
     return done.stdout
 
 
+def prepare() -> None:
+    """Check the machine, and install the programs that the cluster and the images need, before any long work.
+
+    Raises:
+        SystemExit: the machine does not do; what it lacks and the remedy have been said.
+    """
+    module("e2e.cluster", "prepare")
+
+
 def build_images(*names: str) -> dict[str, Image]:
     """Build images, or find them built."""
     built = json.loads(module("e2e.images", "build", *names))
@@ -64,6 +73,7 @@ def up(mode: str, name: str | None = None) -> Kube:
 
 def bring_up(name: str | None = None) -> Environment:
     """Bring up the whole: cluster and images side by side, then the images into the nodes."""
+    prepare()
     with ThreadPoolExecutor() as pool:
         images = pool.submit(build_images, "operator", "engine-cpu")
         kube = pool.submit(up, "node", name)

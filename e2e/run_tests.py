@@ -52,6 +52,7 @@ def integration(rest: Sequence[str]) -> int:
 
 def engine(rest: Sequence[str]) -> int:
     """Run real vLLM on real Ray inside the engine image, in a network of its own that has only a loopback."""
+    environment.prepare()
     environment.build_images("engine-cpu")
     inside = [sys.executable, "-m", "e2e.images", "run", "engine-cpu", "--tests", "--"]
     subprocess.run([*inside, "python3", "-m", "pytest", "--version"], cwd=ROOT, check=True)  # installs what is missing

@@ -14,6 +14,7 @@ from e2e.cluster.cluster import Cluster, Mode
 from e2e.cluster.controlplane import control_plane_namespaces, resolver_file
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
+from e2e.cluster.packages import ensure_packages
 from e2e.cluster.preflight import probe, problem
 from e2e.cluster.progress import Progress
 from e2e.cluster.teardown import take_down
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
         "status": (_status, "what runs, where its logs are; exit 0 if all runs, 1 if not, 3 if it is down"),
         "kubeconfig": (_kubeconfig, "print the path of the administrator's kubeconfig"),
         "tools": (_tools, "have kubectl and helm fetched, and print their folder"),
+        "prepare": (_prepare, "check the machine and install the Debian packages that it lacks; `up` does it too"),
     }
     for name, (run, text) in plain.items():
         commands.add_parser(name, help=text).set_defaults(run=run)
@@ -123,10 +125,23 @@ def _run(work: Coroutine[object, object, T]) -> T:
     return asyncio.run(interruptible())
 
 
-def _up(arguments: argparse.Namespace, cluster: Cluster) -> int:
+def _is_fit(cluster: Cluster) -> bool:
+    """Tell whether the machine does for a cluster; say what it lacks if not."""
     lacking = problem(probe(cluster.layout.cache))
     if lacking is not None:
         print(f"error: {lacking}", file=sys.stderr)
+    return lacking is None
+
+
+def _prepare(_: argparse.Namespace, cluster: Cluster) -> int:
+    if not _is_fit(cluster):
+        return UNFIT
+    _run(ensure_packages(cluster.progress))
+    return 0
+
+
+def _up(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    if not _is_fit(cluster):
         return UNFIT
     if arguments.nodes < 1:
         raise ClusterError("--nodes: at least 1")
