@@ -251,7 +251,7 @@ class Launcher:
                 return Cause(**json.loads(line[len(serve.REFUSAL_MARK) :]))
         cause = root_cause.find(lines, known_only=known_only)
         if cause is not None and cause.reason == reasons.WORKER_DIED and memory.oom_kills() > self._oom_kills:
-            return Cause(reasons.OUT_OF_MEMORY, f"a worker process was killed: {POD_OUT_OF_MEMORY}", cause.line)
+            return Cause(reasons.OUT_OF_MEMORY, f"a process of the engine was killed: {POD_OUT_OF_MEMORY}", cause.line)
         return cause
 
     def _monitor(self) -> None:

@@ -163,6 +163,20 @@ CONSEQUENCES = (
 )
 """What also befalls the other workers when one of them failed: a cause only if no other error came before."""
 
+SILENT = (
+    _pattern(
+        reasons.WORKER_DIED,
+        r"Failed core proc\(s\): \{'[^']+': -(\d+)",
+        "the engine core process was killed by signal {0}: look for an out-of-memory kill",
+    ),
+    _pattern(
+        reasons.WORKER_DIED,
+        r"EngineDeadError",
+        "the engine core process died without saying why: look for an out-of-memory kill",
+    ),
+)
+"""What is left in the log when the engine core died without a word: otherwise noise."""
+
 _FAILED_WITH = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Exit|Failure|Timeout))(?::\s*(.*))?$")
 _NOISE = re.compile(
@@ -203,13 +217,23 @@ def _cause(pattern: Pattern, found: re.Match[str], line: str) -> Cause:
 def find(lines: Iterable[str], *, known_only: bool = False) -> Cause | None:
     """Return the cause that the log states, None when it states none; `known_only` leaves out unknown exceptions."""
     fallback: Cause | None = None
+    lines = list(lines)
     for text in _errors(lines):
         for pattern in KNOWN:
             if found := pattern.regex.search(text):
                 return _cause(pattern, found, text)
         if fallback is None and not known_only:
             fallback = _unknown(text)
-    return fallback
+    return fallback if fallback or known_only else _silent(lines)
+
+
+def _silent(lines: Iterable[str]) -> Cause | None:
+    for line in lines:
+        text, _ = _clean(line)
+        for pattern in SILENT:
+            if found := pattern.regex.search(text):
+                return _cause(pattern, found, text)
+    return None
 
 
 def _unknown(text: str) -> Cause | None:

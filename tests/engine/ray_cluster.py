@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -108,6 +109,7 @@ class RayCluster:
         for _ in range(100):
             left = [pid for pid in processes(self.mark) if pid != os.getpid()]
             if not left:
+                shutil.rmtree(self.folder, ignore_errors=True)
                 return
             for pid in left:
                 kill(pid)

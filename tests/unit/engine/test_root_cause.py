@@ -205,6 +205,17 @@ FAILURES: dict[str, tuple[str, str, str]] = {
         reasons.WORKER_DIED,
         "without saying why",
     ),
+    "killed engine core": (
+        f"{API}vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).",
+        reasons.WORKER_DIED,
+        "the engine core process died without saying why",
+    ),
+    "engine core killed at start": (
+        f"{API}RuntimeError: Engine core initialization failed. See root cause above."
+        " Failed core proc(s): {'EngineCore': -9}",
+        reasons.WORKER_DIED,
+        "the engine core process was killed by signal 9",
+    ),
     "unknown exception in a worker": (
         f"{WORKER}Traceback (most recent call last):\n{WORKER}AssertionError: head_dim=16 is not supported\n"
         f"{CORE}RayWorkerProc rank=[1] died unexpectedly, shutting down executor.",
