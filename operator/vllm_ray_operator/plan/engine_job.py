@@ -19,6 +19,9 @@ CONFIG_VARIABLE = "VLLM_RAY_ENGINE_CONFIG"
 CONFIG_VERSION = 1
 STOP_GRACE_SECONDS = 20
 
+# The launcher gives up before the operator would: it knows better why.
+LAUNCHER_MARGIN_SECONDS = 15
+
 
 def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: ResolvedEngine) -> SubmitJob:
     """Return the submission of an attempt. Its id is derived from the attempt, so twice submitted is once run."""
@@ -40,7 +43,7 @@ def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: R
         "acceleratorsPerNode": engine.accelerators_per_node,
         "slotResource": names.slot_resource(replica),
         "args": engine.args,
-        "startupTimeoutSeconds": engine.startup_timeout_seconds,
+        "startupTimeoutSeconds": _launcher_timeout(engine.startup_timeout_seconds),
         "stopGraceSeconds": STOP_GRACE_SECONDS,
     }
     environment = {variable.name: variable.value for variable in engine.env}
@@ -52,3 +55,7 @@ def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: R
         resources={names.driver_resource(replica): 1},
         environment=environment,
     )
+
+
+def _launcher_timeout(seconds: int) -> int:
+    return seconds - min(LAUNCHER_MARGIN_SECONDS, seconds // 4)

@@ -25,9 +25,8 @@ def judge(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> H
     """
     if _is_alive(attempt, view, now) or _may_arrive(attempt, view, now):
         return None
-    lost, recycled = session_lost(attempt, view, world), attempt.stop is not None and attempt.stop.recycle
-    cannot_start = isinstance(view.job, Job) or lost or (view.job is None and recycled)
-    if cannot_start and not survivors(attempt, world):
+    lost = session_lost(attempt, view, world)
+    if (lost or isinstance(view.job, Job)) and not survivors(attempt, world):
         return "PodsGone"
     return None if lost else _word_of_ray(view)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import names, raycluster, revision, status, traffic
+from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.plan import fence, names, raycluster, revision, status, traffic
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
 from vllm_ray_operator.plan.replica import Aim, head_obstacle, plan_replica, start_obstacle
@@ -78,7 +78,8 @@ def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     """Keep exactly the RayCluster of the wanted revision; an older one goes when no attempt is left on it."""
     world, actions = aim.world, list[Action]()
     stored = {r.index: r for r in world.deployment.status.replicas}
-    busy = {r.attempt.ray_cluster for r in (*replicas, *stored.values()) if r.attempt is not None}
+    attempts = [r.attempt for r in (*replicas, *stored.values()) if r.attempt is not None]
+    busy = {attempt.ray_cluster for attempt in attempts if not _is_stranded(attempt, world)}
     for old in world.clusters:
         if old.name != aim.cluster_name and not old.deleting and old.name not in busy:
             actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
@@ -94,6 +95,11 @@ def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
         if patch is not None:
             actions.append(patch)
     return actions
+
+
+def _is_stranded(attempt: Attempt, world: World) -> bool:
+    """Whether the end of its RayCluster is the proof that is left: its pods are gone, but Ray does not say so."""
+    return attempt.stop is not None and attempt.stop.recycle and not fence.survivors(attempt, world)
 
 
 def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster]) -> dict[str, object]:

@@ -23,7 +23,7 @@ DEFAULT_SHM_SIZE = "8Gi"
 CONTAINER = "ray"
 
 # Ray kills a stopped job's processes after this many seconds (3 by default). The launcher ends its own tree sooner.
-JOB_STOP_WAIT_SECONDS = 40
+JOB_STOP_WAIT_SECONDS = 60
 
 
 class Unresolvable(Exception):

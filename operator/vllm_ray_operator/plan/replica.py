@@ -183,9 +183,7 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
     # An address may belong to the next pod already while the last one is still listed.
     pods = {p.ip: p for p in sorted(cluster.pods, key=lambda p: not p.deleting) if p.ip} if cluster else {}
     if _may_have_spread(attempt, view):
-        slot = fence.holders(attempt, aim.world, names.slot(replica.index))
-        if slot != attempt.session.slot:
-            changes["session"] = attempt.session.model_copy(update={"slot": slot})
+        changes["session"] = _spread(aim, replica.index, attempt)
     if isinstance(view.job, Job):
         ids = [*attempt.ray_job_ids, *(i for i in view.job.ray_job_ids if i not in attempt.ray_job_ids)]
         if ids != attempt.ray_job_ids:
@@ -224,6 +222,12 @@ def _may_have_spread(attempt: Attempt, view: AttemptView) -> bool:
     recycled = attempt.stop is not None and attempt.stop.recycle
     ended = attempt.end_time is not None or (isinstance(view.job, Job) and view.job.status in TERMINAL)
     return not recycled and not ended
+
+
+def _spread(aim: Aim, replica: int, attempt: Attempt) -> Session:
+    """Return the attempt's session with the containers that are in its slot now."""
+    slot = fence.holders(attempt, aim.world, names.slot(replica))
+    return attempt.session.model_copy(update={"slot": slot})
 
 
 def _decide(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView, *, wanted: bool) -> None:
@@ -265,8 +269,13 @@ def _why_stop(aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView, *,
         reason, message = "StartupTimeout", f"not ready after {timeout} s (last seen: {last})"
     if not reason:
         return None
-    lost = fence.session_lost(attempt, view, aim.world)
+    lost = fence.session_lost(attempt, view, aim.world) and not _runs(view)
     return Stop(reason=reason, message=message, time=aim.now, failure=failure, recycle=lost)
+
+
+def _runs(view: AttemptView) -> bool:
+    """Whether Ray has a job of the attempt that has not ended."""
+    return isinstance(view.job, Job) and view.job.status not in TERMINAL
 
 
 def _silence(view: AttemptView) -> str:
@@ -288,25 +297,36 @@ def _act(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView) -> None:
             engine = aim.engine_of(stored)
             draft.actions.append(engine_job.submission(aim.world.deployment, replica, stored, engine))
         return
-    if isinstance(view.job, Job) and view.job.status not in TERMINAL:
+    if _runs(view):
         draft.actions.append(StopJob(stored.ray_cluster, stored.instance_id))
     if stored.stop.recycle:
-        draft.actions.extend(
-            Delete("Pod", pod.name, pod.uid, f"{stored.instance_id} may be alive in it: {stored.stop.message}")
-            for pod in fence.survivors(stored, aim.world)
-            if not pod.deleting
-        )
+        _recycle(aim, draft, attempt, stored.stop, view)
         return
-    lost = fence.session_lost(stored, view, aim.world)
+    lost = fence.session_lost(stored, view, aim.world) and not _runs(view)
     overdue = (aim.now - stored.stop.time).total_seconds() > fence.DEADLINE_SECONDS
-    # Without a word from Ray new pods would not help: the fence needs it, unless the whole RayCluster is to go.
-    useful = isinstance(view.job, Job) or stored.ray_cluster != aim.cluster_name
-    if lost or (overdue and useful):
+    # A job that waits in Ray has no processes, and without a word from Ray new pods do not help: the fence needs it,
+    # unless the whole RayCluster is to go.
+    helps = (isinstance(view.job, Job) and view.job.status != "PENDING") or stored.ray_cluster != aim.cluster_name
+    if lost or (overdue and helps):
         draft.set(attempt=attempt.model_copy(update={"stop": stored.stop.model_copy(update={"recycle": True})}))
         why = "its Ray cluster was lost" if lost else f"it is not gone after {fence.DEADLINE_SECONDS:.0f} s"
         what = fence.describe(stored, view, aim.world)
         text = f"replica {replica}, attempt {stored.number}: deleting its pods, {why} ({what})"
         draft.actions.append(Emit("Warning", "RecyclingPods", text))
+
+
+def _recycle(aim: Aim, draft: _Draft, attempt: Attempt, stop: Stop, view: AttemptView) -> None:
+    """Delete the pods that may hold a part of the attempt; if its job runs on all the same, begin again with others."""
+    alive = fence.survivors(attempt, aim.world)
+    draft.actions.extend(
+        Delete("Pod", pod.name, pod.uid, f"{attempt.instance_id} may be alive in it: {stop.message}")
+        for pod in alive
+        if not pod.deleting
+    )
+    if not alive and _runs(view) and attempt.ray_cluster == aim.cluster_name:
+        again = stop.model_copy(update={"recycle": False, "time": aim.now})
+        session = _spread(aim, draft.status.index, attempt)
+        draft.set(attempt=attempt.model_copy(update={"stop": again, "session": session}))
 
 
 def _close(aim: Aim, draft: _Draft, view: AttemptView) -> bool:

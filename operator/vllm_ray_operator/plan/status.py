@@ -40,6 +40,8 @@ def cluster_verdict(cluster: Cluster | None, obstacles: Sequence[str], problems:
         troubled = sorted((p for p in cluster.pods if p.problem), key=lambda p: (not p.is_head, p.name))
         if troubled:
             return Verdict("False", troubled[0].problem_reason or "WaitingForPods", troubled[0].problem)
+        if cluster.problem:
+            return Verdict("False", "PodsRefused", cluster.problem)
         return Verdict("False", "WaitingForPods", waiting)
     return Verdict("True", "ClusterReady", "head and workers are ready")
 

@@ -121,6 +121,7 @@ CLUSTERS: dict[str, tuple[Cluster | None, list[str], tuple[Problem, ...], str]] 
     "ready": (build.cluster("c", [build.head()]), [""], (), "True ClusterReady"),
     "pods on their way": (build.cluster("c", [build.head()]), ["", "0 of 1"], (), "False WaitingForPods"),
     "a pod with a problem": (build.cluster("c", [build.head(), PULL]), ["0 of 1: image"], (), "False ErrImagePull"),
+    "pods refused": (build.cluster("c", [build.head()], problem="quota"), ["0 of 1"], (), "False PodsRefused"),
     "Ray silent": (build.cluster("c", [build.head()], ray_error="boom"), ["boom"], (), "False RayUnreachable"),
     "a problem": (build.cluster("c", [build.head()]), [""], (Problem("Forbidden", "no"),), "False Forbidden"),
 }

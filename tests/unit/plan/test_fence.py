@@ -83,7 +83,7 @@ CASES: dict[str, Case] = {
     "unknown for long": Case(UNKNOWN, None, after=10_000),
     "unknown, pods gone: the job may wait for the next ones": Case(UNKNOWN, None, cluster=NEW_PODS, after=10_000),
     "unknown, recycled pods there": Case(UNKNOWN, None, attempt=RECYCLED),
-    "unknown, recycled pods gone": Case(UNKNOWN, "PodsGone", cluster=NEW_PODS, attempt=RECYCLED),
+    "unknown, recycled pods gone": Case(UNKNOWN, None, cluster=NEW_PODS, attempt=RECYCLED, after=10_000),
     # Never submitted.
     "absent, just stopped": Case(ABSENT, None, attempt=UNSEEN),
     "absent, a submission may be late": Case(ABSENT, None, attempt=UNSEEN, after=59),
