@@ -199,7 +199,7 @@ def test_what_is_wrong_is_said_in_a_condition_and_one_event(
         assert words in ready["message"]
         events = kube.items("events.events.k8s.io", "--field-selector", f"reason={reason}")
         mine = [e for e in events if e["regarding"]["name"] == name]
-        assert len(mine) >= 1
+        assert len(mine) == 1
         assert words in mine[0]["note"]
     finally:
         kube.kubectl("delete", "vd", name, "--wait=true")
