@@ -104,6 +104,9 @@ class Attempt(ApiModel):
     )
     start_time: datetime
     ready_time: datetime | None = None
+    silent_time: datetime | None = Field(
+        default=None, description="Since when the launcher of an engine that was ready has not answered."
+    )
     endpoint: Endpoint | None = None
     ranks: list[Rank] = Field(default_factory=list)
     stop: Stop | None = None

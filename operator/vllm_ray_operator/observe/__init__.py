@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from vllm_ray_operator.clients.bundle import Clients, Key, Observation
+from vllm_ray_operator.clients.problems import KUBERAY_MISSING
 from vllm_ray_operator.observe import engine, kube, ray
 from vllm_ray_operator.observe.limit import Limit
 from vllm_ray_operator.plan.world import Cluster, Problem, World
@@ -39,6 +40,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
         deployment=objects.deployment,
         revisions=objects.revisions,
         clusters=tuple(_with_errors(objects.clusters, access.errors, seen.errors)),
+        clusters_known=KUBERAY_MISSING not in objects.problems,
         services=objects.services,
         endpoint_slices=objects.endpoint_slices,
         attempts=views,

@@ -25,6 +25,11 @@ def selector(deployment: str) -> dict[str, str]:
     return {MANAGED_BY: MANAGER, DEPLOYMENT: deployment}
 
 
+def worker_selector(deployment: str) -> dict[str, str]:
+    """Return the labels of the pods that carry engines: autoscalers take averages over them, without the head."""
+    return {**selector(deployment), "ray.io/node-type": "worker"}
+
+
 def short_hash(value: Mapping[str, Any]) -> str:
     """Return 8 hex digits that name the content of a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -33,7 +33,7 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     # Nothing is made from a revision that is not stored: the next operator could resolve it otherwise. Until it is,
     # and as long as the spec cannot be resolved, what runs is looked after as it was.
     target = asked if asked is not None and not unsaved else revision.current(world)
-    if target is None:
+    if target is None or not world.clusters_known:
         return _report(world, now, unsaved)
     cluster, engine = target
     counter = _Counter(deployment.status.last_attempt)
@@ -139,7 +139,7 @@ def _status(
         current_replicas=len(replicas),
         ready_replicas=ready,
         replica_summary=f"{ready}/{count}",
-        selector=",".join(f"{key}={value}" for key, value in sorted(names.selector(deployment.name).items())),
+        selector=",".join(f"{key}={value}" for key, value in sorted(names.worker_selector(deployment.name).items())),
         replicas=replicas,
         conditions=conditions,
     )

@@ -29,6 +29,7 @@ from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Wo
 POLL_SECONDS = 2.0
 STARTING_POLL_SECONDS = 10.0
 SLOW_FENCE_SECONDS = 5.0
+SILENCE_SECONDS = 6.0
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,10 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
                 changes["ranks"] = ranks
         if view.engine.ready and attempt.ready_time is None:
             changes["ready_time"] = aim.now
+    if view.engine is not None and attempt.silent_time is not None:
+        changes["silent_time"] = None
+    if view.engine is None and attempt.silent_time is None and attempt.ready_time is not None:
+        changes["silent_time"] = aim.now
     return attempt.model_copy(update=changes) if changes else attempt
 
 
@@ -371,9 +376,13 @@ def _show(aim: Aim, draft: _Draft, view: AttemptView) -> None:
     engine = view.engine
     if engine is not None and engine.ready and attempt.ready_time is not None and attempt.endpoint is not None:
         if draft.status.phase != "Ready":
-            draft.actions.append(Emit("Normal", "ReplicaReady", f"replica {draft.status.index} is ready"))
+            text = f"replica {draft.status.index}, attempt {attempt.number} is ready"
+            draft.actions.append(Emit("Normal", "ReplicaReady", text))
         draft.set(phase="Ready", message="")
         _forgive(aim, draft, attempt.ready_time)
+        return
+    if engine is None and draft.status.phase == "Ready" and _is_patient(aim, attempt):
+        draft.wake(POLL_SECONDS)
         return
     if attempt.ready_time is not None:
         reason = engine.reason or engine.message if engine else _silence(view)
@@ -382,6 +391,15 @@ def _show(aim: Aim, draft: _Draft, view: AttemptView) -> None:
         return
     draft.set(phase="Starting", message=engine.message if engine else _silence(view))
     draft.wake(POLL_SECONDS if engine is None else STARTING_POLL_SECONDS)
+
+
+def _is_patient(aim: Aim, attempt: Attempt) -> bool:
+    """Whether a silent launcher is not yet taken for a dead engine: an answer or two may be lost on the way."""
+    cluster = aim.world.cluster(attempt.ray_cluster)
+    if cluster is None or attempt.endpoint is None or attempt.silent_time is None:
+        return False
+    here = any(pod.name == attempt.endpoint.pod and pod.ready and not pod.deleting for pod in cluster.pods)
+    return here and (aim.now - attempt.silent_time).total_seconds() < SILENCE_SECONDS
 
 
 def _forgive(aim: Aim, draft: _Draft, ready_time: datetime) -> None:

@@ -33,17 +33,22 @@ def cluster_verdict(cluster: Cluster | None, obstacles: Sequence[str], problems:
     if cluster is None:
         return Verdict("False", "CreatingCluster", "the RayCluster is being created")
     waiting = next((o for o in obstacles if o), "")
-    if waiting and waiting == cluster.ray_error:
-        return Verdict("False", "RayUnreachable", waiting)
     if waiting:
-        # The same pod every time, so that the message stays the same when several have the same trouble.
-        troubled = sorted((p for p in cluster.pods if p.problem), key=lambda p: (not p.is_head, p.name))
-        if troubled:
-            return Verdict("False", troubled[0].problem_reason or "WaitingForPods", troubled[0].problem)
-        if cluster.problem:
-            return Verdict("False", "PodsRefused", cluster.problem)
-        return Verdict("False", "WaitingForPods", waiting)
+        return _what_is_waited_for(cluster, waiting)
     return Verdict("True", "ClusterReady", "head and workers are ready")
+
+
+def _what_is_waited_for(cluster: Cluster, waiting: str) -> Verdict:
+    """Name what keeps the pods or Ray from being ready."""
+    if waiting == cluster.ray_error:
+        return Verdict("False", "RayUnreachable", waiting)
+    # The same pod every time, so that the message stays the same when several have the same trouble.
+    troubled = sorted((p for p in cluster.pods if p.problem), key=lambda p: (not p.is_head, p.name))
+    if troubled:
+        return Verdict("False", troubled[0].problem_reason or "WaitingForPods", troubled[0].problem)
+    if cluster.problem:
+        return Verdict("False", "PodsRefused", cluster.problem)
+    return Verdict("False", "WaitingForPods", waiting)
 
 
 def verdicts(

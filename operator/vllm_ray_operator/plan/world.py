@@ -155,6 +155,7 @@ class World:
     deployment: Deployment
     revisions: tuple[Revision, ...] = ()
     clusters: tuple[Cluster, ...] = ()
+    clusters_known: bool = True  # false when the API server does not know the kind: that says nothing about pods
     services: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
     endpoint_slices: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
     attempts: Mapping[str, AttemptView] = field(default_factory=dict)  # by instance id

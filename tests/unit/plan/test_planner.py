@@ -54,7 +54,12 @@ def test_the_status_tells_where_and_what() -> None:
     status = serving(spec_with(replicas=2)).status
     assert status.endpoint == "http://chat.default.svc:8000/v1"
     assert (status.replica_summary, status.ready_replicas, status.current_replicas) == ("2/2", 2, 2)
-    assert status.selector == "app.kubernetes.io/managed-by=vllm-ray-operator,vllm-ray.dev/deployment=chat"
+    assert status.selector is not None
+    assert status.selector.split(",") == [
+        "app.kubernetes.io/managed-by=vllm-ray-operator",
+        "ray.io/node-type=worker",
+        "vllm-ray.dev/deployment=chat",
+    ]
     assert [c.status for c in status.conditions] == ["True", "False", "True", "False"]
 
 
@@ -265,3 +270,14 @@ def test_names_of_all_that_is_made() -> None:
     assert set(scene.services) == {"chat"}
     assert set(scene.slices) == {names.endpoint_slice("chat", 0)}
     assert scene.attempt.start_time == NOW
+
+
+def test_without_the_kind_nothing_is_concluded_about_pods() -> None:
+    """An API server that does not know RayClusters (for a moment) says nothing about the pods: they stay."""
+    scene = serving()
+    problem = Problem("KubeRayMissing", "KubeRay is not installed")
+    world = replace(scene.world, clusters=(), clusters_known=False, problems=(problem,))
+    plan = planner.plan(world, later(5), lambda: "n", DEFAULTS)
+    assert plan.status.replicas == scene.status.replicas
+    assert [type(action).__name__ for action in plan.actions] == ["Emit"]
+    assert plan.status.condition("Ready").reason == "KubeRayMissing"  # type: ignore[union-attr]

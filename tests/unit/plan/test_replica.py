@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -191,12 +193,38 @@ def test_an_engine_that_loses_a_worker_leaves_traffic_and_comes_back() -> None:
     assert scene.events() == ["ReplicaReady"]
 
 
-def test_a_silent_launcher() -> None:
+def test_a_launcher_that_is_silent_for_a_moment_keeps_its_traffic() -> None:
     scene = serving()
     scene.see(build.view(build.job()))
     scene.step()
+    assert scene.phase == "Ready"
+    assert scene.last.wake_after == 2
+    scene.now += timedelta(seconds=5.9)
+    scene.step()
+    assert scene.phase == "Ready"
+    scene.see(build.view())
+    scene.step()
+    assert scene.attempt.silent_time is None
+    assert scene.plan().actions == ()
+
+
+def test_a_silent_launcher_loses_its_traffic() -> None:
+    scene = serving()
+    scene.see(build.view(build.job()))
+    scene.step()
+    scene.now += timedelta(seconds=6)
+    scene.step()
     assert (scene.phase, scene.replica.message) == ("NotReady", "the engine's launcher does not answer")
     assert scene.attempt.stop is None, "silence is no reason to stop"
+
+
+def test_a_silent_launcher_on_a_pod_that_is_not_ready_loses_its_traffic_at_once() -> None:
+    scene = serving()
+    scene.see(build.view(build.job()))
+    pods = next(iter(scene.clusters.values())).pods
+    scene.change_cluster(pods=tuple(replace(pod, ready=pod.is_head) for pod in pods))
+    scene.step()
+    assert scene.phase == "NotReady"
 
 
 def test_a_silent_ray_does_not_stop_an_engine_that_answers() -> None:
@@ -212,6 +240,8 @@ def test_a_silent_ray_does_not_stop_an_engine_that_answers() -> None:
 def test_silent_altogether() -> None:
     scene = serving()
     scene.see(UNKNOWN)
+    scene.step()
+    scene.now += timedelta(seconds=6)
     scene.step()
     assert (scene.phase, scene.replica.message) == ("NotReady", "Ray does not answer")
     assert scene.attempt.stop is None
