@@ -23,7 +23,7 @@ def judge(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> H
     lives. Any Ray may say that something is there; that there is nothing, only the Ray the attempt was made for can
     say, and only completely.
     """
-    if _is_alive(attempt, view, now) or _may_arrive(attempt, view, now):
+    if _is_alive(attempt, view, now) or _may_arrive(attempt, view, world, now):
         return None
     lost = session_lost(attempt, view, world)
     if (lost or isinstance(view.job, Job)) and not survivors(attempt, world):
@@ -42,11 +42,13 @@ def _is_alive(attempt: Attempt, view: AttemptView, now: datetime) -> bool:
     return noticing and view.leftovers is not None and view.leftovers.some
 
 
-def _may_arrive(attempt: Attempt, view: AttemptView, now: datetime) -> bool:
-    """Whether a submission of which nothing was seen yet may still be on its way, even to a new head."""
+def _may_arrive(attempt: Attempt, view: AttemptView, world: World, now: datetime) -> bool:
+    """Whether a submission of which nothing was seen may be on its way or there already, even at a new head."""
     if isinstance(view.job, Job) or was_seen(attempt):
         return False
-    return attempt.stop is None or (now - attempt.stop.time).total_seconds() < LATE_SUBMISSION_SECONDS
+    if attempt.stop is None or (now - attempt.stop.time).total_seconds() < LATE_SUBMISSION_SECONDS:
+        return True
+    return view.job is None and world.cluster(attempt.ray_cluster) is not None
 
 
 def _word_of_ray(view: AttemptView) -> How | None:
@@ -95,7 +97,7 @@ def describe(attempt: Attempt, view: AttemptView, world: World) -> str:
     alive = sorted(pod.name for pod in survivors(attempt, world))
     if alive and (session_lost(attempt, view, world) or (attempt.stop is not None and attempt.stop.recycle)):
         return f"waiting for the end of the pods {', '.join(alive)}"
-    if view.job is None and not session_lost(attempt, view, world):
+    if view.job is None and world.cluster(attempt.ray_cluster) is not None:
         return "waiting for Ray, which does not answer"
     if not isinstance(view.job, Job):
         return "waiting until a late submission is ruled out"

@@ -45,6 +45,7 @@ ACTORS = Leftovers(complete=True, actors=("worker (ALIVE)",))
 GROUP = Leftovers(complete=True, placement_groups=("pg (CREATED)",))
 NEW_PODS = with_pods(*map(anew, WORKERS))
 NO_PODS = with_pods()
+ALL_NEW = with_pods(*map(anew, WORKERS), head=anew(HEAD))
 NO_PODS_NO_HEAD = with_pods(head=None)
 NEW_HEAD = with_pods(*WORKERS, head=anew(HEAD))
 RESTARTED_HEAD = with_pods(*WORKERS, head=again(HEAD))
@@ -122,19 +123,16 @@ CASES: dict[str, Case] = {
     "head restarted, absent": Case(ABSENT, None, cluster=RESTARTED_HEAD),
     "head on its way out": Case(UNKNOWN, None, cluster=with_pods(*WORKERS, head=replace(HEAD, deleting=True))),
     "no head": Case(UNKNOWN, None, cluster=with_pods(*WORKERS, head=None)),
-    "head and pods new": Case(UNKNOWN, "PodsGone", cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD))),
+    "head and pods new": Case(UNKNOWN, "PodsGone", cluster=ALL_NEW),
     "head and containers restarted": Case(
         ABSENT, "PodsGone", cluster=with_pods(*map(again, WORKERS), head=again(HEAD))
     ),
     "head new, one pod old": Case(ABSENT, None, cluster=with_pods(anew(WORKERS[0]), WORKERS[1], head=anew(HEAD))),
-    "a late submission runs under the new head": Case(
-        build.view(build.job()), None, cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD))
-    ),
-    "all new, but a submission may be late": Case(
-        ABSENT, None, cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD)), attempt=UNSEEN, after=59
-    ),
-    "all new, no submission can be late": Case(
-        ABSENT, "PodsGone", cluster=with_pods(*map(anew, WORKERS), head=anew(HEAD)), attempt=UNSEEN, after=60
+    "a late submission runs under the new head": Case(build.view(build.job()), None, cluster=ALL_NEW),
+    "all new, but a submission may be late": Case(ABSENT, None, cluster=ALL_NEW, attempt=UNSEEN, after=59),
+    "all new, no submission can be late": Case(ABSENT, "PodsGone", cluster=ALL_NEW, attempt=UNSEEN, after=60),
+    "all new, but Ray does not say what has arrived": Case(
+        UNKNOWN, None, cluster=ALL_NEW, attempt=UNSEEN, after=10_000
     ),
     # The RayCluster is gone.
     "cluster gone": Case(UNKNOWN, "PodsGone", cluster=None),
@@ -168,7 +166,8 @@ DESCRIPTIONS: dict[str, tuple[AttemptView, Attempt, Cluster, str]] = {
     "partial": (ended(None), ENDED, CLUSTER, "waiting for a complete answer of Ray about actors and placement groups"),
     "silent": (UNKNOWN, ATTEMPT, CLUSTER, "waiting for Ray, which does not answer"),
     "late": (ABSENT, UNSEEN, CLUSTER, "waiting until a late submission is ruled out"),
-    "late, to a new head": (UNKNOWN, UNSEEN, NO_PODS_NO_HEAD, "waiting until a late submission is ruled out"),
+    "late, to a new head": (ABSENT, UNSEEN, ALL_NEW, "waiting until a late submission is ruled out"),
+    "late, to no head": (UNKNOWN, UNSEEN, NO_PODS_NO_HEAD, "waiting for Ray, which does not answer"),
     "recycled": (UNKNOWN, RECYCLED, CLUSTER, "waiting for the end of the pods w0, w1"),
     "head lost": (ABSENT, ATTEMPT, NEW_HEAD, "waiting for the end of the pods w0, w1"),
 }
