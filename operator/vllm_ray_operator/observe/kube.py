@@ -77,7 +77,9 @@ async def read(kube: Kube, key: Key) -> Objects | None:
         clusters=tuple(parse_cluster(c, by_cluster[c["metadata"]["name"]]) for c in clusters),
         orphans=tuple(map(parse_pod, orphans)),
         token_secrets={c["metadata"]["name"]: token_secret(c) for c in clusters if _token_auth(c)},
-        revisions=tuple(parse_revision(r) for r in revisions if names.REVISION_KIND in _labels(r)),
+        revisions=tuple(
+            parse_revision(r) for r in revisions if names.REVISION_KIND in _labels(r) and not _is_doomed(r, resource)
+        ),
         services={s["metadata"]["name"]: s for s in services},
         endpoint_slices={s["metadata"]["name"]: s for s in slices},
         problems=problems,
@@ -93,9 +95,9 @@ async def _clusters(
         return (), (KUBERAY_MISSING,)
 
 
-def _is_doomed(cluster: Object, deployment: Object) -> bool:
-    """Whether a RayCluster was left by an earlier deployment of the same name: the garbage collector will take it."""
-    owners = cluster["metadata"].get("ownerReferences") or ()
+def _is_doomed(child: Object, deployment: Object) -> bool:
+    """Whether an object was left by an earlier deployment of the same name: the garbage collector will take it."""
+    owners = child["metadata"].get("ownerReferences") or ()
     return any(o["kind"] == VLLM_DEPLOYMENTS.kind and o["uid"] != deployment["metadata"]["uid"] for o in owners)
 
 

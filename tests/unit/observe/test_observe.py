@@ -181,11 +181,24 @@ async def test_revisions(lab: Lab) -> None:
     assert (revision.written, revision.resolved) == ({"a": 1}, {"b": 2})
 
 
+async def test_a_revision_of_an_earlier_deployment_of_that_name_is_not_used(lab: Lab) -> None:
+    """It is about to go away too, and what is made from it would be made anew then."""
+    metadata = {
+        "namespace": "default",
+        "name": "chat-engine-1",
+        "labels": {**names.selector("chat"), names.REVISION_KIND: "engine"},
+        "ownerReferences": [names.owner_reference("chat", "the-uid-of-an-earlier-one")],
+    }
+    manifest = {"metadata": metadata, "revision": 4, "data": {"written": {}, "resolved": {}}}
+    await lab.kube.create(CONTROLLER_REVISIONS, "default", manifest)
+    assert (await lab.see()).world.revisions == ()
+
+
 async def test_kuberay_is_missing(lab: Lab) -> None:
     lab.kube.kinds_missing.add(RAY_CLUSTERS)
     carried = Problem("Forbidden", "x")
     world = (await lab.see(carried)).world
-    assert world.clusters == ()
+    assert (world.clusters, world.clusters_known) == ((), False)
     assert [p.reason for p in world.problems] == ["Forbidden", "KubeRayMissing"]
     assert "kuberay-operator" in world.problems[1].message
 
