@@ -15,6 +15,7 @@ from vllm_ray_operator.plan.revision import Chosen, Defaults, ResolvedEngine
 from vllm_ray_operator.plan.world import Problem, World
 
 RAY_ERROR_POLL_SECONDS = 5.0
+KIND_POLL_SECONDS = 10.0  # no event tells that a kind is served
 
 
 def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: Defaults) -> Plan:
@@ -147,9 +148,9 @@ def _status(
 
 
 def _report(world: World, now: datetime, unsaved: tuple[Create, ...]) -> Plan:
-    """Nothing has been made yet, and nothing can be: say why, if there is a reason other than that it is to begin."""
+    """Nothing can be made, or concluded of what was: say why, if there is a reason other than that it is to begin."""
     deployment, problems = world.deployment, world.problems
-    wake_after = 0.0 if unsaved else None
+    wake_after = 0.0 if unsaved else None if world.clusters_known else KIND_POLL_SECONDS
     if not problems:
         return Plan(deployment.status, unsaved, wake_after)
     cluster = status.cluster_verdict(None, (), problems)

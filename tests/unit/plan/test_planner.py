@@ -280,4 +280,5 @@ def test_without_the_kind_nothing_is_concluded_about_pods() -> None:
     plan = planner.plan(world, later(5), lambda: "n", DEFAULTS)
     assert plan.status.replicas == scene.status.replicas
     assert [type(action).__name__ for action in plan.actions] == ["Emit"]
+    assert plan.wake_after == 10, "no event tells when the kind is there again"
     assert plan.status.condition("Ready").reason == "KubeRayMissing"  # type: ignore[union-attr]
