@@ -39,9 +39,9 @@ class Cli:
         return done.stdout
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.argv(*words), cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        # A shell has its background jobs ignore SIGINT, and everything that they start.
+        argv = ["env", "--default-signal=INT", *self.argv(*words)]
+        return subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def kubectl(self, *words: str) -> str:
         return self.run("kubectl", "--", *words)
