@@ -323,10 +323,10 @@ def _act(aim: Aim, draft: _Draft, stored: Attempt, view: AttemptView) -> None:
 def _recycle(aim: Aim, draft: _Draft, attempt: Attempt, stop: Stop, view: AttemptView) -> None:
     """Delete the pods that may hold a part of the attempt; if its job runs elsewhere, begin again with those too."""
     alive = fence.survivors(attempt, aim.world)
-    elsewhere = not alive or fence.head_lost(attempt, aim.world)
+    session = _spread(aim, draft.status.index, attempt)
+    elsewhere = not alive or (fence.head_lost(attempt, aim.world) and session != attempt.session)
     if _runs(view) and elsewhere and attempt.ray_cluster == aim.cluster_name:
         again = stop.model_copy(update={"recycle": False, "time": aim.now})
-        session = _spread(aim, draft.status.index, attempt)
         draft.set(attempt=attempt.model_copy(update={"stop": again, "session": session}))
         return
     draft.actions.extend(

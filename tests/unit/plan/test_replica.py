@@ -734,6 +734,17 @@ def test_a_submission_that_reached_a_new_head_is_stopped_there() -> None:
     assert [a.uid for a in scene.step() if isinstance(a, Delete) and a.kind == "Pod"] == ["uid-new"]
 
 
+def test_one_that_cannot_be_stopped_there_loses_its_pods() -> None:
+    scene = starting()
+    scene.change_pod("head", uid="uid-new-head")
+    scene.step()
+    scene.see(build.view(build.job()))
+    scene.step()
+    scene.now = later(61)
+    scene.step()
+    assert [a.uid for a in scene.step() if isinstance(a, Delete) and a.kind == "Pod"] == ["uid-w0-0"]
+
+
 def test_never_submitted() -> None:
     scene = starting()
     scene.change(replicas=0)
