@@ -183,7 +183,7 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
     cluster = aim.world.cluster(attempt.ray_cluster)
     # An address may belong to the next pod already while the last one is still listed.
     pods = {p.ip: p for p in sorted(cluster.pods, key=lambda p: not p.deleting) if p.ip} if cluster else {}
-    if _may_have_spread(attempt, view):
+    if _may_have_spread(attempt):
         changes["session"] = _spread(aim, replica.index, attempt)
     if isinstance(view.job, Job):
         ids = [*attempt.ray_job_ids, *(i for i in view.job.ray_job_ids if i not in attempt.ray_job_ids)]
@@ -218,15 +218,14 @@ def _learn(aim: Aim, replica: ReplicaStatus, view: AttemptView) -> Attempt | Non
     return attempt.model_copy(update=changes) if changes else attempt
 
 
-def _may_have_spread(attempt: Attempt, view: AttemptView) -> bool:
+def _may_have_spread(attempt: Attempt) -> bool:
     """Whether processes of the attempt may be in containers of its slot that were not there when it was looked at last.
 
-    Also when its session is lost: nobody may have looked for long. What is recycled is settled when that is decided:
-    else the pods that come in their place would be deleted too.
+    Also when its job has ended since or its session is lost: nobody may have looked for long. What is recycled is
+    settled when that is decided: else the pods that come in their place would be deleted too.
     """
     recycled = attempt.stop is not None and attempt.stop.recycle
-    ended = attempt.end_time is not None or (isinstance(view.job, Job) and view.job.status in TERMINAL)
-    return not recycled and not ended
+    return attempt.end_time is None and not recycled
 
 
 def _spread(aim: Aim, replica: int, attempt: Attempt) -> Session:

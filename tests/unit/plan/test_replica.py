@@ -506,6 +506,19 @@ def test_head_lost_after_nobody_looked_for_long() -> None:
     assert [a.uid for a in scene.step() if isinstance(a, Delete)] == ["uid-new"]
 
 
+def test_a_job_that_ended_where_nobody_saw_it() -> None:
+    """It ran in the next life of its container, and ended there before anybody looked."""
+    scene = starting()
+    scene.step()
+    scene.change_pod("w0-0", restarts=1)
+    scene.see(ended(leftovers=Leftovers(complete=False)))
+    scene.step()
+    assert scene.phase == "Fencing"
+    scene.change_pod("w0-0", restarts=2)
+    scene.step()
+    assert scene.phase == "Backoff"
+
+
 def test_a_job_that_ray_forgot_is_not_run_again() -> None:
     scene = serving()
     scene.see(ABSENT)

@@ -6,6 +6,7 @@ A failing seed is in the name of the test; ``PLAN_SCHEDULES=2000`` tries more of
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -93,6 +94,7 @@ def _job_dies(world: World, job: Any) -> None:
 def _record_deleted(world: World, job: Any) -> None:
     """Somebody deletes the record of an ended job. One never seen would be taken for one never submitted."""
     ended = {r.attempt.instance_id for r in world.status.replicas if r.attempt and r.attempt.end_time}
+    ended -= {action.submission_id for _, action, _ in world.late}  # else it would be accepted again
     if job.terminal and job.id in ended:
         world.records.pop((job.session, job.id), None)
 
@@ -208,8 +210,9 @@ def settle(world: World) -> None:
 def moving(world: World) -> bool:
     """Whether the world itself is still on its way."""
     changing = any(p.gone_at is not None or not world.is_ready(p) for p in world.pods.values())
-    desired = sum(1 + sum(count for _, count in c.groups) for c in world.clusters.values())
-    return changing or desired != len(world.pods) or any(c.gone_at is not None for c in world.clusters.values())
+    desired = {(c.uid, g): n for c in world.clusters.values() for g, n in (("headgroup", 1), *c.groups) if n}
+    there = Counter((p.owner, p.group) for p in world.pods.values())
+    return changing or desired != there or any(c.gone_at is not None for c in world.clusters.values())
 
 
 def run(seed: int) -> World:
