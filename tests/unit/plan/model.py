@@ -318,8 +318,8 @@ class World:
             phases = [f"{r.phase}{'' if r.attempt is None else r.attempt.number}" for r in self.status.replicas]
             self.note(f"status {' '.join(phases)}")
 
-    def execute(self, action: Action, *, late: bool = False) -> None:
-        """Carry out one action. Refused if it was not."""
+    def execute(self, action: Action, observed: seen.World, *, late: bool = False) -> None:
+        """Carry out one action. Refused if it was not. A submission goes only to the head that was observed."""
         if not isinstance(action, Emit):
             self.note(_brief(action) + (" (late)" if late else ""))
         match action:
@@ -332,6 +332,9 @@ class World:
             case SubmitJob(cluster):
                 head = self.head(cluster)
                 if cluster not in self.clusters or self.ray(self.clusters[cluster]) is None or head is None:
+                    raise Refused
+                meant = observed.cluster(cluster)
+                if meant is None or meant.head is None or (meant.head.uid, meant.head.restarts) != head.life:
                     raise Refused
                 if late:
                     self.late.append((self.time + self.random.uniform(0, LATE_SECONDS), action, head.life))

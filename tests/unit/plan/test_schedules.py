@@ -49,7 +49,7 @@ def one_pass(world: World, faults: Sequence[str] = ()) -> bool:
             return False
         try:
             late = mishaps and isinstance(action, SubmitJob) and random.random() < 0.2
-            world.execute(action, late=late)
+            world.execute(action, observed, late=late)
         except Refused:
             world.note("  refused")
     if not slow:
