@@ -35,6 +35,10 @@ test: lint test-unit test-integration test-engine test-e2e ## Run all tests, set
 test-unit: $(VENV)/.ready ## Pure tests, seconds
 	$(PY) -m pytest tests -m 'not integration and not engine and not cluster'
 
+.PHONY: soak-plan
+soak-plan: $(VENV)/.ready ## Many random schedules of the planner (SEEDS=20000, FIRST=1000); some 8 a second
+	$(PY) -m tests.unit.plan.soak --seeds $(or $(SEEDS),20000) --first $(or $(FIRST),1000)
+
 .PHONY: test-integration
 test-integration: $(VENV)/.ready ## A real control plane with KubeRay; no node
 	$(PY) -m e2e.run_tests integration
