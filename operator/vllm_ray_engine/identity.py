@@ -6,30 +6,31 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ray_engine.config import EngineConfig
+from vllm_ray_engine.context import Context
 
 
-def set_instance_id(original: Callable[..., None], config: EngineConfig) -> Callable[..., None]:
+def set_instance_id(original: Callable[..., None], context: Context) -> Callable[..., None]:
     """Wrap VllmConfig.__post_init__, which gives every config the time of day as its id.
 
-    Copies do not run the hook, so a suffix that vLLM itself appends to a copy for a data-parallel rank stays.
+    The id of a rank stays: copies do not run the hook, and `replace`, which does, hands the old id to it.
     """
 
     @functools.wraps(original)
     def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        before = self.instance_id
         original(self, *args, **kwargs)
-        self.instance_id = config.instance_id
+        self.instance_id = before if context.owns(before) else context.own_id
 
     return post_init
 
 
-def default_namespace(original: Callable[..., Any], config: EngineConfig) -> Callable[..., Any]:
+def default_namespace(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Wrap ray.init: without a namespace every driver would get an anonymous one, and names could not be found."""
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("namespace") is None:
-            kwargs["namespace"] = config.instance_id
+            kwargs["namespace"] = context.namespace
         return original(*args, **kwargs)
 
     return init

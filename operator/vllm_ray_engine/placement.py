@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ray_engine.config import EngineConfig
+from vllm_ray_engine.context import Context
 
 
-def use_launcher_group(original: Callable[..., Any], config: EngineConfig) -> Callable[..., Any]:
+def use_launcher_group(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
     """Wrap initialize_ray_cluster(parallel_config, ...), which makes a group of its own unless the config holds one."""
 
     @functools.wraps(original)
@@ -19,7 +19,8 @@ def use_launcher_group(original: Callable[..., Any], config: EngineConfig) -> Ca
         if not ray.is_initialized():
             # The namespace is ours by identity.default_namespace.
             ray.init(address="auto", runtime_env=getattr(parallel_config, "ray_runtime_env", None))
-        parallel_config.placement_group = ray.util.get_placement_group(config.instance_id)
+        if context.group is not None:
+            parallel_config.placement_group = context.group.find()
         return original(parallel_config, *args, **kwargs)
 
     return initialize_ray_cluster

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ray_engine.config import EngineConfig
+from vllm_ray_engine.context import Context
 
 _JOB_ATTRIBUTE = "_vllm_ray_engine_job"
 
@@ -23,7 +23,7 @@ def _current_job() -> str | None:
     return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else None
 
 
-def remember_job(original: Callable[..., Any], _config: EngineConfig) -> Callable[..., Any]:
+def remember_job(original: Callable[..., Any], _context: Context) -> Callable[..., Any]:
     """Wrap RayExecutorV2._init_executor, which makes the workers, to note the Ray job that they belong to."""
 
     @functools.wraps(original)
@@ -36,7 +36,7 @@ def remember_job(original: Callable[..., Any], _config: EngineConfig) -> Callabl
     return init_executor
 
 
-def forget_foreign_handles(original: Callable[..., Any], _config: EngineConfig) -> Callable[..., Any]:
+def forget_foreign_handles(original: Callable[..., Any], _context: Context) -> Callable[..., Any]:
     """Wrap RayExecutorV2.shutdown to drop handles of a Ray job that is not the current one."""
 
     @functools.wraps(original)

@@ -23,18 +23,25 @@ def installed(package: str) -> str | None:
     return None
 
 
-def check_version(package: str, version: str | None) -> None:
-    """Raise UnsupportedVersion unless the version is known to be new enough."""
+def release(package: str) -> tuple[int, int]:
+    """Return major and minor number of what is installed. Raises UnsupportedVersion when missing or too old."""
+    return check_version(package, installed(package))
+
+
+def check_version(package: str, version: str | None) -> tuple[int, int]:
+    """Return major and minor number. Raises UnsupportedVersion unless the version is known to be new enough."""
     minimum = ".".join(map(str, MINIMUM[package]))
     if version is None:
         raise UnsupportedVersion(
             f"{package} is not installed in the engine image: {package} {minimum} or newer is needed"
         )
     number = re.match(r"(\d+)\.(\d+)", version)
-    if number is None or tuple(map(int, number.groups())) < MINIMUM[package]:
+    found = (int(number[1]), int(number[2])) if number else (0, 0)
+    if found < MINIMUM[package]:
         raise UnsupportedVersion(
             f"the engine image has {package} {version}; {minimum} or newer is needed: use a newer engine image"
         )
+    return found
 
 
 def check_installed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import pickle
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -10,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import identity, placement, plugin, teardown
-from vllm_ray_engine.config import ENVIRONMENT_VARIABLE
+from vllm_ray_engine import context, identity, placement, plugin, teardown
+from vllm_ray_engine.config import ENVIRONMENT_VARIABLE, ConfigError
+from vllm_ray_engine.context import Context, GroupRef
 from vllm_ray_engine.plugin import Patch
 from vllm_ray_engine.reasons import UnsupportedVersion
 
-from .conftest import configure
+from .conftest import DATA, configure
 
-CONFIG = configure()
+CONTEXT = context.of_launcher(configure())
+BASE = CONTEXT.instance_id
 
 
 class FakeRay(ModuleType):
@@ -53,32 +57,109 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
+# The context.
+
+
+CONTEXTS = {
+    "launched": CONTEXT,
+    "launched rank": Context("base", "space", GroupRef(name="base"), rank=3),
+    "opted in": Context("mine", "theirs", GroupRef(id="ab" * 18)),
+    "without a group": Context("mine", "theirs"),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_context_survives_the_environment(name: str) -> None:
+    assert context.from_environment({context.ENVIRONMENT_VARIABLE: CONTEXTS[name].as_json()}) == CONTEXTS[name]
+
+
+def test_context_of_a_launcher() -> None:
+    found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA)})
+    assert found == Context(BASE, BASE, GroupRef(name=BASE))
+
+
+def test_no_context() -> None:
+    assert context.from_environment({}) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"group": null}', '{"group": {}, "instance_id": "a"}', '{"group": 1}']
+)
+def test_malformed_context(text: str) -> None:
+    with pytest.raises(ConfigError, match=context.ENVIRONMENT_VARIABLE):
+        context.from_environment({context.ENVIRONMENT_VARIABLE: text})
+
+
+@pytest.mark.parametrize("given", [{}, {"name": "a", "id": "b"}])
+def test_group_is_named_in_one_way(given: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="by its name or by its id"):
+        GroupRef(**given)
+
+
+OWNED = {
+    "": False, BASE: True, f"{BASE}_dp0": True, f"{BASE}_dp12": True, f"{BASE}_dp": False, f"{BASE}_dp0_dp1": False,
+    f"{BASE}2": False, "1796008025453908330": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("instance_id", OWNED)
+def test_own_ids(instance_id: str) -> None:
+    assert CONTEXT.owns(instance_id) is OWNED[instance_id]
+
+
 # Identity.
 
 
 class VllmConfig:
-    def __init__(self) -> None:
+    def __init__(self, instance_id: str = "") -> None:
+        self.instance_id = instance_id
         self.__post_init__()
 
     def __post_init__(self) -> None:
         self.instance_id = "1796008025453908330"
 
 
-def test_instance_id_is_ours_and_a_derived_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, CONFIG))
+def replaced(config: VllmConfig) -> VllmConfig:
+    """As vLLM's `replace`: the constructor, with the old values."""
+    return type(config)(**vars(config))
+
+
+COPIES: dict[str, Callable[[VllmConfig], VllmConfig]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "replace": replaced,
+    "pickle": lambda config: pickle.loads(pickle.dumps(config)),  # noqa: S301
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_instance_id_is_ours_and_a_derived_one_stays(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, CONTEXT))
     config = VllmConfig()
-    assert config.instance_id == CONFIG.instance_id
-    rank = copy.deepcopy(config)
-    rank.instance_id += "_dp1"
-    assert copy.deepcopy(rank).instance_id == f"{CONFIG.instance_id}_dp1"
+    assert config.instance_id == BASE
+    assert COPIES[kind](config).instance_id == BASE
+    config.instance_id += "_dp1"
+    assert COPIES[kind](COPIES[kind](config)).instance_id == f"{BASE}_dp1"
+
+
+def test_a_foreign_id_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, CONTEXT))
+    assert VllmConfig("older-attempt_dp1").instance_id == BASE
+
+
+def test_instance_id_of_a_rank_that_is_launched_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Context("base", "space", rank=3)
+    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, rank))
+    assert VllmConfig().instance_id == "base_dp3"
+    assert replaced(VllmConfig()).instance_id == "base_dp3"
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [({}, CONFIG.instance_id), ({"namespace": None}, CONFIG.instance_id), ({"namespace": "theirs"}, "theirs")],
+    [({}, BASE), ({"namespace": None}, BASE), ({"namespace": "theirs"}, "theirs")],
 )
 def test_default_namespace(given: dict[str, Any], expected: str) -> None:
-    init = identity.default_namespace(lambda **options: options, CONFIG)
+    init = identity.default_namespace(lambda **options: options, CONTEXT)
     assert init(address="auto", **given) == {"address": "auto", "namespace": expected}
 
 
@@ -90,9 +171,9 @@ def test_engine_uses_the_launchers_group(ray: FakeRay, connected: bool) -> None:
     seen: list[tuple[Any, ...]] = []
     if connected:
         ray.init()
-    wrapped = placement.use_launcher_group(lambda config, *rest: seen.append((config.placement_group, *rest)), CONFIG)
+    wrapped = placement.use_launcher_group(lambda config, *rest: seen.append((config.placement_group, *rest)), CONTEXT)
     wrapped(SimpleNamespace(placement_group=None, ray_runtime_env="the environment"), "address")
-    assert seen == [(f"group {CONFIG.instance_id}", "address")]
+    assert seen == [(f"group {BASE}", "address")]
     assert ray.inits == ([{}] if connected else [{"address": "auto", "runtime_env": "the environment"}])
 
 
@@ -120,8 +201,8 @@ class Executor:
 
 @pytest.fixture
 def executor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Executor]:
-    monkeypatch.setattr(Executor, "_init_executor", teardown.remember_job(Executor._init_executor, CONFIG))
-    monkeypatch.setattr(Executor, "shutdown", teardown.forget_foreign_handles(Executor.shutdown, CONFIG))
+    monkeypatch.setattr(Executor, "_init_executor", teardown.remember_job(Executor._init_executor, CONTEXT))
+    monkeypatch.setattr(Executor, "shutdown", teardown.forget_foreign_handles(Executor.shutdown, CONTEXT))
     return lambda **options: Executor(ray, **options)
 
 
@@ -177,7 +258,7 @@ def test_teardown_without_handles(ray: FakeRay, executor: Callable[..., Executor
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = ModuleType("fake_vllm")
     made.function = lambda: "original"
-    made.Thing = type("Thing", (), {"method": lambda self: "original"})
+    made.Thing = type("Thing", (), {"method": lambda self: "original", "static": staticmethod(lambda: "original")})
     monkeypatch.setitem(sys.modules, "fake_vllm", made)
     return made
 
@@ -186,22 +267,55 @@ def exclaim(original: Callable[..., Any], _: Any) -> Callable[..., Any]:
     return lambda *arguments: original(*arguments) + "!"
 
 
+def patch(what: str = "exclaim", where: tuple[str, ...] = ("fake_vllm:function",), **more: Any) -> Patch:
+    return Patch(what, where, exclaim, "why", **more)
+
+
+RELEASE = (0, 32)
+
+
 def test_patches_are_applied_once(module: Any) -> None:
-    patches = (Patch(("fake_vllm:function", "fake_vllm:Thing.method"), exclaim, "why"),)
-    plugin.apply(patches, CONFIG)
-    plugin.apply(patches, CONFIG)
-    assert (module.function(), module.Thing().method()) == ("original!", "original!")
+    patches = (patch(where=("fake_vllm:function", "fake_vllm:Thing.method", "fake_vllm:Thing.static")),)
+    plugin.apply(patches, CONTEXT, RELEASE)
+    plugin.apply(patches, CONTEXT, RELEASE)
+    assert (module.function(), module.Thing().method(), module.Thing().static()) == ("original!",) * 3
+
+
+def test_two_patches_of_one_function(module: Any) -> None:
+    patches = (patch("once"), patch("twice"))
+    plugin.apply(patches, CONTEXT, RELEASE)
+    plugin.apply(patches, CONTEXT, RELEASE)
+    assert module.function() == "original!!"
 
 
 @pytest.mark.parametrize("where", ["fake_vllm:absent", "fake_vllm:Thing.absent", "fake_absent_vllm:function"])
 def test_missing_patch_point_refuses_and_changes_nothing(module: Any, where: str) -> None:
-    patches = (Patch(("fake_vllm:function",), exclaim, "why"), Patch((where,), exclaim, "why"))
-    with pytest.raises(UnsupportedVersion, match=f"no {where}"):
-        plugin.apply(patches, CONFIG)
+    patches = (patch(), patch("other", (where,)))
+    with pytest.raises(UnsupportedVersion, match=rf"no {where} .*\(other\)"):
+        plugin.apply(patches, CONTEXT, RELEASE)
     assert module.function() == "original"
 
 
-def test_plugin_is_inert_outside_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+@pytest.mark.parametrize(
+    ("release", "expected"), [((0, 24), False), ((0, 25), True), ((0, 32), True), ((0, 33), False), ((1, 0), False)]
+)
+def test_a_point_that_only_some_releases_have(module: Any, release: tuple[int, int], expected: bool) -> None:
+    plugin.apply((patch(since=(0, 25), until=(0, 33)),), CONTEXT, release)
+    assert (module.function() == "original!") is expected
+
+
+def test_a_patch_steps_aside_where_upstream_has_the_fix(module: Any) -> None:
+    plugin.apply((patch(fixed=lambda original: original() == "original"),), CONTEXT, RELEASE)
+    assert module.function() == "original"
+
+
+def test_the_table_names_every_patch_once() -> None:
+    names = [patch.what for patch in plugin.PATCHES]
+    assert len(set(names)) == len(names)
+
+
+def test_plugin_is_inert_outside_an_engine_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ENVIRONMENT_VARIABLE, context.ENVIRONMENT_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(plugin, "apply", lambda *_: pytest.fail("it patched"))
     plugin.register()
