@@ -13,15 +13,24 @@ from typing import Any
 from vllm_ray_engine.config import EngineConfig
 
 PROBE_TIMEOUT_SECONDS = 10.0
+MISSED_PROBES = 3
+"""So many probes in a row have to go without an answer before a ready engine is judged by it."""
+HUNG_SECONDS = 120.0
+"""After so long without an answer a serving engine is taken for hung."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the engine's HTTP side answered. status: of /health, None without an answer. error: why there was none."""
+    """What the engine's HTTP side answered.
+
+    status: of /health, None without an answer. error: what is wrong, empty when nothing is. silent: the engine listens
+    but gave no answer, which says nothing for certain: it may be hung, or just busy.
+    """
 
     status: int | None
     models: tuple[str, ...] = ()
     error: str = ""
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,11 @@ def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return
             return Probe(200, error=f"/v1/models answers {response.status}")
         return Probe(200, tuple(str(model["id"]) for model in json.loads(body)["data"]))
     except TimeoutError:
-        return Probe(None, error=f"the engine did not answer within {PROBE_TIMEOUT_SECONDS:g} s")
+        return Probe(None, error=f"the engine did not answer within {PROBE_TIMEOUT_SECONDS:g} s", silent=True)
     except ConnectionRefusedError:
         return Probe(None, error="the engine does not listen yet")
     except (OSError, http.client.HTTPException) as error:
-        return Probe(None, error=f"the engine's answer broke off: {error}")
+        return Probe(None, error=f"the engine's answer broke off: {error}", silent=True)
     except (ValueError, KeyError, TypeError):
         return Probe(200, error="/v1/models answers something that is not a list of models")
     finally:
@@ -86,3 +95,27 @@ def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent
     else:
         reason = ""
     return Health(not reason, reason, probed.models, config.world_size, workers_alive)
+
+
+class Patience:
+    """Keeps a ready engine ready while it only misses a few probes, and measures for how long it has been silent.
+
+    Used from the thread that probes; `silent_seconds` from any.
+    """
+
+    def __init__(self) -> None:
+        self._missed = 0
+        self._answered: float | None = None
+
+    def judge(self, before: Health, probed: Probe, seen: Health, now: float) -> Health:
+        """Return the verdict to act on: `seen`, judged from `probed` at `now` (monotonic), or the one `before` it."""
+        if not probed.silent:
+            self._missed, self._answered = 0, now
+            return seen
+        self._missed += 1
+        workers_lost = seen.workers_alive < seen.workers_expected
+        return before if before.ready and self._missed < MISSED_PROBES and not workers_lost else seen
+
+    def silent_seconds(self, now: float) -> float:
+        """Return how long ago the engine answered last, 0 if it never has."""
+        return 0.0 if self._answered is None else now - self._answered

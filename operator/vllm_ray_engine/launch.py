@@ -1,4 +1,4 @@
-"""The engine job's entrypoint: `python3 -m vllm_ray_engine.launch`.
+"""The launcher: `python3 -m vllm_ray_engine.launch`, started by the guard, which is the engine job's entrypoint.
 
 One attempt from start to end: it checks what can be checked cheaply, makes the placement group and waits for it, runs
 vLLM as its child, watches it deeply, shows all of this on the control endpoint, and leaves nothing behind. The last
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import health, memory, process_tree, reasons, root_cause, serve, state, versions
+from vllm_ray_engine import debris, health, memory, process_tree, reasons, root_cause, serve, state, versions
 from vllm_ray_engine.cluster import CREATED, Cluster
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.control import ControlServer, ray_token
@@ -88,8 +88,10 @@ class Launcher:
         self._oom_kills = memory.oom_kills()
         self._probe_key = secrets.token_hex(16)
         self._health = health.Health(False, "the engine is not started", (), config.world_size, 0)
+        self._patience = health.Patience()
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
+        self._guard = process_tree.guarding_parent()
 
     def run(self) -> int:
         """Run the attempt to its end and return the exit code."""
@@ -164,7 +166,12 @@ class Launcher:
     def _serve(self) -> None:
         self.state.enter(state.SERVING, f"serving {self.config.served_name} on port {self.config.port}")
         while True:
-            self._wait(self._lost, float("inf"))
+            self._wait(lambda: self._lost() or self._hung(), float("inf"))
+            if self._hung():
+                raise EngineFailure(
+                    reasons.ENGINE_HUNG,
+                    f"the engine runs but has not answered /health for {health.HUNG_SECONDS:g} s",
+                )
             # vLLM sees the same and ends by itself, with the cause in its output, if it is given the time.
             if not self._wait(lambda: not self._lost(), LOST_SECONDS):
                 raise self._lost_engine()
@@ -173,6 +180,9 @@ class Launcher:
         """Return whether the engine cannot come back: it says that it is dead, or workers are."""
         seen = self._health
         return seen.workers_alive < seen.workers_expected or seen.reason == "/health answers 503"
+
+    def _hung(self) -> bool:
+        return self._patience.silent_seconds(time.monotonic()) > health.HUNG_SECONDS
 
     def _lost_engine(self) -> EngineFailure:
         stated = self._stated_cause()
@@ -187,6 +197,8 @@ class Launcher:
         """
         deadline = time.monotonic() + timeout
         while True:
+            if self._orphaned():
+                raise EngineFailure(reasons.ENGINE_EXITED, "the guard process of this job was killed")
             if self._stop_asked:
                 raise StopAsked
             self._reap()
@@ -261,6 +273,7 @@ class Launcher:
             view = self._cluster.view
             silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
             seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent)
+            seen = self._patience.judge(self._health, probed, seen, time.monotonic())
             if seen.ready:
                 self._last_ready = time.monotonic()
             if seen != self._health:
@@ -286,13 +299,18 @@ class Launcher:
         self._cluster.close(RELEASE_SECONDS)
         if self._output is not None:
             self._output.finish(2)
+        if self._orphaned():  # nobody will do it after us
+            debris.sweep(self.config.instance_id, RELEASE_SECONDS)
+
+    def _orphaned(self) -> bool:
+        return self._guard is not None and os.getppid() != self._guard
 
     def _let_finish(self, grace: float) -> None:
         """Ask a serving engine to end and wait for it, at most `grace` seconds."""
         assert self._engine is not None  # noqa: S101  for the type checker
         process_tree.send([self._engine.pid], signal.SIGTERM)
         deadline = time.monotonic() + grace
-        while self._exit_code is None and (left := deadline - time.monotonic()) > 0:
+        while self._exit_code is None and not self._orphaned() and (left := deadline - time.monotonic()) > 0:
             self._wakeup.wait(left)
             self._reap()
 

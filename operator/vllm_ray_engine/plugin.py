@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_ray_engine import config, context, identity, placement, process_tree, teardown, versions
+from vllm_ray_engine import config, context, debris, identity, placement, process_tree, teardown, versions
 from vllm_ray_engine.context import Context
 from vllm_ray_engine.reasons import UnsupportedVersion
 
@@ -148,7 +148,9 @@ def register() -> None:
     owner = context.from_environment()
     if owner is None:
         return
-    parent = multiprocessing.parent_process()
-    if config.ENVIRONMENT_VARIABLE in os.environ and parent is not None and parent.pid is not None:
-        process_tree.die_with_parent(parent.pid)
+    if config.ENVIRONMENT_VARIABLE in os.environ:
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid is not None:
+            process_tree.die_with_parent(parent.pid)
+        debris.claim(owner.instance_id)
     apply(PATCHES, owner, versions.release("vllm"))

@@ -1,8 +1,9 @@
-"""Ownership of a process tree on Linux: nothing that the launcher started outlives it.
+"""Ownership of a process tree on Linux: nothing that an engine job started outlives it.
 
-Three means, each for a case that the others do not cover: the launcher is a child subreaper, so that orphans come to
-it and not to process 1; every process of ours asks the kernel for a signal at its parent's death, for the case that
-the launcher itself is killed; and the launcher kills what is left before it leaves.
+Three means, each for a case that the others do not cover: the guard and the launcher are child subreapers, so that
+orphans come to them and not to process 1, which in a Ray pod (`ray start --block`) collects no strangers; each kills
+what is left below it before it leaves; and every process of ours asks the kernel for a signal at its parent's death,
+for the case that both are killed at once.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+_PARENT_SECONDS = 0.5
+"""Between two looks at a parent whose death the kernel does not signal."""
 
 PARENT_VARIABLE = "VLLM_RAY_ENGINE_PARENT"
 """Names the process id that the started process must have as its parent."""
@@ -37,12 +42,40 @@ def become_subreaper() -> None:
 def die_with_parent(parent: int) -> None:
     """Have this process killed when `parent` dies; exit at once if it is dead already.
 
-    The kernel sends the signal when the *thread* that started this process ends: processes of ours are started from
-    main threads.
+    The kernel sends its signal when the *thread* that started this process ends, which may be long before the process
+    does: it is asked only where that was the main thread, else a thread of this process looks after the parent.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    by_main_thread = _started_by_main_thread(parent)
+    if by_main_thread:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    if not by_main_thread:
+        threading.Thread(target=_die_after, args=(parent,), name="parent", daemon=True).start()
+
+
+def _started_by_main_thread(parent: int) -> bool:
+    """Return whether it is known that the parent's main thread started this process."""
+    try:
+        # The kernel keeps children by thread; a kernel without CONFIG_PROC_CHILDREN does not show them.
+        return str(os.getpid()) in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    except OSError:
+        return False
+
+
+def _die_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def guarding_parent() -> int | None:
+    """Return the guard's process id if this process was started by one, having its death signalled as SIGTERM."""
+    value = os.environ.pop(PARENT_VARIABLE, None)
+    if value is None:
+        return None
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return int(value)
 
 
 def descendants(root: int | None = None) -> list[int]:

@@ -28,6 +28,7 @@ RAY_CONNECTION_LOST = "RayConnectionLost"
 ACTOR_NAME_TAKEN = "ActorNameTaken"
 WORKER_DIED = "WorkerDied"
 ENGINE_EXITED = "EngineExited"
+ENGINE_HUNG = "EngineHung"
 
 ALL = frozenset(
     {
@@ -53,6 +54,7 @@ ALL = frozenset(
         ACTOR_NAME_TAKEN,
         WORKER_DIED,
         ENGINE_EXITED,
+        ENGINE_HUNG,
     }
 )
 

@@ -151,7 +151,7 @@ class RayCluster:
     def submit(self, submission: str, uri: str, environment: dict[str, str]) -> None:
         body = {
             "submission_id": submission,
-            "entrypoint": "exec python3 -m vllm_ray_engine.launch",
+            "entrypoint": "exec python3 -m vllm_ray_engine.guard",
             "entrypoint_resources": {DRIVER: 1},
             "runtime_env": {"py_modules": [uri], "env_vars": environment},
         }

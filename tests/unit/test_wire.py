@@ -62,7 +62,7 @@ def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
 
 def test_nothing_of_the_user_is_in_what_a_shell_reads() -> None:
     job = submission()
-    assert job.entrypoint == "exec python3 -m vllm_ray_engine.launch"
+    assert job.entrypoint == "exec python3 -m vllm_ray_engine.guard"
     assert job.environment["NCCL_DEBUG"] == "INFO"
     assert job.resources == {names.driver_resource(3): 1}
 

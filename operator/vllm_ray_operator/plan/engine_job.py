@@ -14,7 +14,7 @@ from vllm_ray_operator.plan.actions import SubmitJob
 from vllm_ray_operator.plan.revision import ResolvedEngine
 from vllm_ray_operator.plan.world import Deployment
 
-ENTRYPOINT = "exec python3 -m vllm_ray_engine.launch"
+ENTRYPOINT = "exec python3 -m vllm_ray_engine.guard"
 CONFIG_VARIABLE = "VLLM_RAY_ENGINE_CONFIG"
 CONFIG_VERSION = 1
 STOP_GRACE_SECONDS = 20

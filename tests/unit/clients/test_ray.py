@@ -38,7 +38,7 @@ PENDING = {
     "submission_id": ID,
     "driver_info": None,
     "status": "PENDING",
-    "entrypoint": "exec python3 -m vllm_ray_engine.launch",
+    "entrypoint": "exec python3 -m vllm_ray_engine.guard",
     "message": WAITING,
     "error_type": None,
     "start_time": 1796025672932,

@@ -80,7 +80,7 @@ def test_what_is_submitted() -> None:
     )
     (submit,) = scene.step()
     assert isinstance(submit, SubmitJob)
-    assert submit.entrypoint == "exec python3 -m vllm_ray_engine.launch"
+    assert submit.entrypoint == "exec python3 -m vllm_ray_engine.guard"
     assert submit.resources == {"vd-driver-0": 1}
     assert submit.environment["A"] == "1"
     config = json.loads(submit.environment["VLLM_RAY_ENGINE_CONFIG"])
