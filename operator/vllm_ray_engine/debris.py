@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import hashlib
 import multiprocessing
 import multiprocessing.shared_memory
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-NAME = "vllm-ray-"
+NAME = "vllm-ray-attempt-"
 """Starts the name of everything that this module makes or removes."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux has POSIX shared memory and semaphores
@@ -64,9 +65,16 @@ def claim(instance_id: str) -> None:
     _hold(SHARED_MEMORY / f"{place}.{_LOCK}")
     _hold(folder / _LOCK)
     # Compiled kernels are worth keeping from attempt to attempt; by default they lie in the temporary folder.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / f"torchinductor_{os.getuid()}"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / f"torchinductor_{_user()}"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     _name_shared_memory(place)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        return str(os.getuid())
 
 
 def _name_shared_memory(place: str) -> None:

@@ -19,6 +19,7 @@ from vllm_ray_engine import debris, memory, process_tree, reasons
 from vllm_ray_engine.config import ConfigError
 from vllm_ray_engine.reasons import Cause
 
+LAUNCHER = [sys.executable, "-m", "vllm_ray_engine.launch"]
 _LISTEN = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _SUPERVISOR_SECONDS = 0.2
 """Between two looks at the Ray job supervisor. When that is killed, Ray kills this process group a second later."""
@@ -69,7 +70,7 @@ def main() -> NoReturn:
     process_tree.become_subreaper()
     oom_kills = memory.oom_kills()
     debris.sweep_all()
-    code = watch([sys.executable, "-m", "vllm_ray_engine.launch"], supervisor)
+    code = watch(LAUNCHER, supervisor)
     if code < 0:
         _tell(signal.Signals(-code), out_of_memory=memory.oom_kills() > oom_kills)
     # Without a configuration nothing was started, and the launcher has said so.

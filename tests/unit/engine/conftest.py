@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from vllm_ray_engine import debris
 from vllm_ray_engine.config import EngineConfig, parse
 from vllm_ray_engine.control import bearer
 
@@ -81,8 +83,9 @@ def wait_for(what: str, condition: Callable[[], Any], timeout: float = 20) -> An
 class Launch:
     """A launcher as a process of its own, and the world that it runs in."""
 
-    def __init__(self, world: Path) -> None:
+    def __init__(self, world: Path, temporary: Path) -> None:
         self.world = world
+        self.temporary = temporary
         self.control = f"http://127.0.0.1:{free_port()}"
         self.port = free_port()
         self._process: subprocess.Popen[str] | None = None
@@ -94,17 +97,31 @@ class Launch:
             (self.world / f"{name}.new").write_text(text)
             (self.world / f"{name}.new").rename(self.world / name)
 
-    def start(self, *, environment: dict[str, str] | None = None, patience: float = 30, **changes: Any) -> None:
-        """Start it; `patience` stands in for LOST_SECONDS."""
+    def start(
+        self, *, environment: dict[str, str] | None = None, patience: float = 30, silence: float = 60,
+        guarded: bool = False, supervised: bool = False, **changes: Any,
+    ) -> None:  # fmt: skip
+        """Start it, `guarded` by the guard, and that `supervised` by one more process.
+
+        `patience` stands in for LOST_SECONDS, `silence` for HUNG_SECONDS.
+        """
         config = DATA | {"port": self.port, "controlPort": int(self.control.rpartition(":")[2])} | changes
         script = f"""if True:
-            from vllm_ray_engine import cluster, launch
+            from vllm_ray_engine import cluster, health, launch
+            health.HUNG_SECONDS, health.PROBE_TIMEOUT_SECONDS = {silence}, 0.5
             cluster.POLL_ACTORS_SECONDS = launch.HEALTH_SECONDS = 0.1
             launch.LOST_SECONDS = {patience}
             launch.main()"""
+        command = [sys.executable, "-c", script]
+        if guarded:
+            script = f"from vllm_ray_engine import guard; guard.LAUNCHER = {command!r}; guard.main()"
+            command = [sys.executable, "-c", script]
+        if supervised:
+            command = [sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", script], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{OPERATOR}:{IMAGE}", "FAKE_WORLD": str(self.world),
+                 "TMPDIR": str(self.temporary),
                  "RAY_AUTH_TOKEN": TOKEN, "VLLM_RAY_ENGINE_CONFIG": json.dumps(config)} | (environment or {}),
         )  # fmt: skip
 
@@ -150,6 +167,12 @@ class Launch:
         path = self.world / "ray.log"
         return path.read_text().splitlines() if path.exists() else []
 
+    def places(self) -> list[str]:
+        """Return what the attempt keeps outside its processes."""
+        place = debris.NAME + debris.tag(DATA["instanceId"])
+        folders = [self.temporary, debris.SHARED_MEMORY]
+        return sorted({place for folder in folders for path in folder.iterdir() if place in path.name})
+
     def left(self) -> list[int]:
         """Return the processes of this world that still live."""
         mark = f"FAKE_WORLD={self.world}".encode()
@@ -165,9 +188,12 @@ class Launch:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    launch = Launch(tmp_path)
-    yield launch
-    for pid in launch.left():
-        os.kill(pid, signal.SIGKILL)
-    if launch._process is not None:
-        launch._process.communicate()
+    # pytest's own folder has too long a path for sockets.
+    with tempfile.TemporaryDirectory(prefix="launch-") as temporary:
+        launch = Launch(tmp_path, Path(temporary))
+        yield launch
+        for pid in launch.left():
+            os.kill(pid, signal.SIGKILL)
+        if launch._process is not None:
+            launch._process.communicate()
+        debris.sweep_all(launch.temporary)

@@ -190,6 +190,16 @@ def test_dead_engine_that_does_not_exit_is_ended(launch: Launch) -> None:
     assert "/health answers 503" in launch.end()[1]["message"]
 
 
+def test_hung_engine_is_ended(launch: Launch) -> None:
+    launch.start(silence=1)
+    launch.wait_phase("Serving")
+    os.kill(launch.engine(), signal.SIGSTOP)
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "EngineHung")
+    assert result["message"] == "the engine runs but has not answered /health for 1 s"
+    assert launch.left() == []
+
+
 def test_model_path_that_does_not_exist(launch: Launch) -> None:
     launch.start(model="/no/such/model")
     code, result = launch.end()

@@ -97,3 +97,32 @@ print(seen[first.pid], seen[second.pid], process_tree.reap())
     with start(code) as process:
         output, _ = process.communicate(timeout=30)
     assert output.strip() == "3 -9 {}"
+
+
+# A process is started by a thread that ends, binds itself to the process of that thread, and says so.
+THREADED = """
+import os, subprocess, sys, threading, time
+def start():
+    global child
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], stdout=subprocess.PIPE, text=True)
+    child.stdout.readline()
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_child_outlives_the_thread_that_started_it_but_not_the_process() -> None:
+    child = (
+        "import sys, time; from vllm_ray_engine import process_tree; process_tree.die_with_parent(int(sys.argv[1])); "
+        "print('bound', flush=True); time.sleep(600)"
+    )
+    with start(THREADED, child) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        # The kernel's signal would have come by the end of the thread, before its join returned.
+        assert alive(pid)
+        process.send_signal(signal.SIGKILL)
+        wait_for("the child to die", lambda: not alive(pid))

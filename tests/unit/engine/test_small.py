@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -61,6 +62,40 @@ def test_judge(name: str) -> None:
     assert (verdict.workers_alive, verdict.workers_expected) == (alive, 2)
 
 
+SLOW = Probe(None, error="the engine did not answer within 10 s", silent=True)
+WELL = Probe(200, ("tiny",))
+STEADY: dict[str, tuple[list[tuple[Probe, int]], list[bool]]] = {
+    "one slow answer": ([(WELL, 2), (SLOW, 2), (WELL, 2)], [True, True, True]),
+    "three in a row": ([(WELL, 2), (SLOW, 2), (SLOW, 2), (SLOW, 2)], [True, True, True, False]),
+    "not in a row": ([(WELL, 2), *[(SLOW, 2), (SLOW, 2), (WELL, 2)] * 2], [True] * 7),
+    "an answer that says dead": ([(WELL, 2), (Probe(503, error="/health answers 503"), 2)], [True, False]),
+    "nobody listens": ([(WELL, 2), (Probe(None, error="the engine does not listen yet"), 2)], [True, False]),
+    "a slow answer and a dead worker": ([(WELL, 2), (SLOW, 1)], [True, False]),
+    "a slow answer before the first good one": ([(SLOW, 2), (WELL, 2)], [False, True]),
+    "a slow answer after a bad one": ([(Probe(503, error="dead"), 2), (SLOW, 2)], [False, False]),
+}
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_patience(name: str) -> None:
+    probes, ready = STEADY[name]
+    patience, verdict, verdicts = health.Patience(), health.Health(False, "", (), 2, 0), []
+    for now, (probed, alive) in enumerate(probes):
+        seen = judge(configure(), probed, alive, ray_silent=False)
+        verdict = patience.judge(verdict, probed, seen, float(now))
+        verdicts.append(verdict.ready)
+    assert verdicts == ready
+
+
+def test_silence_is_measured_from_the_last_answer() -> None:
+    patience, well = health.Patience(), judge(configure(), WELL, 2, ray_silent=False)
+    patience.judge(well, SLOW, well, 5.0)
+    assert patience.silent_seconds(500.0) == 0, "it has never answered: that is the start-up time-out's business"
+    patience.judge(well, WELL, well, 10.0)
+    patience.judge(well, SLOW, well, 20.0)
+    assert patience.silent_seconds(25.0) == 15
+
+
 ANSWERS: dict[str, tuple[dict[str, tuple[int, bytes]], Probe]] = {
     "healthy": ({"/health": (200, b""), "/v1/models": (200, b'{"data": [{"id": "tiny"}]}')}, Probe(200, ("tiny",))),
     "dead": ({"/health": (503, b"")}, Probe(503, error="/health answers 503")),
@@ -110,6 +145,13 @@ def engine(request: pytest.FixtureRequest) -> Iterator[int]:
 )
 def test_probe(engine: int, expected: Probe) -> None:
     assert health.probe(configure(port=engine), "key") == expected
+
+
+def test_probe_of_a_hung_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        probed = health.probe(configure(port=listener.getsockname()[1]), "key")
+    assert probed == Probe(None, error="the engine did not answer within 0.05 s", silent=True)
 
 
 def test_probe_of_nothing() -> None:

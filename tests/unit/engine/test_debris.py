@@ -1,0 +1,163 @@
+"""What an attempt leaves is found by its names and removed once nobody of the attempt is alive, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+
+from vllm_ray_engine import debris
+
+from .conftest import OPERATOR
+
+# Claims, makes one of each kind, and prints their names; then lives until it is killed.
+OWNER = """
+import multiprocessing, os, sys, tempfile, time
+from multiprocessing import resource_tracker, shared_memory
+from vllm_ray_engine import debris
+debris.claim(sys.argv[1])
+resource_tracker.register = lambda *_: None  # a tracker would clean up after us
+segment = shared_memory.SharedMemory(create=True, size=4096)
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+file = tempfile.NamedTemporaryFile(delete=False)
+if "forked" in sys.argv and os.fork() == 0:
+    time.sleep(600)
+print(segment.name, file.name, os.environ["TMPDIR"], flush=True)
+time.sleep(600)
+"""
+
+
+class Owner:
+    """A process with a claim."""
+
+    def __init__(self, base: Path, instance_id: str, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, instance_id, *options], stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": str(OPERATOR), "TMPDIR": str(base)}, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.segment, self.file, self.folder = self.process.stdout.readline().split()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Return a temporary folder with a path short enough for sockets, which pytest's is not."""
+    with tempfile.TemporaryDirectory(prefix="base-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def owners(base: Path) -> Iterator[list[Owner]]:
+    owners: list[Owner] = []
+    yield owners
+    for owner in owners:
+        owner.end()
+    debris.sweep_all(base)
+
+
+def of(instance_id: str) -> list[str]:
+    place = debris.NAME + debris.tag(instance_id)
+    return sorted(path.name for path in debris.SHARED_MEMORY.iterdir() if place in path.name)
+
+
+def test_killed_process_is_swept(base: Path, owners: list[Owner]) -> None:
+    owners.append(owner := Owner(base, "test-killed"))
+    assert owner.folder == str(base / (debris.NAME + debris.tag("test-killed")))
+    assert Path(owner.file).parent == Path(owner.folder)
+    kinds = [name.partition("vllm-ray")[0] for name in of("test-killed")]
+    assert kinds == ["sem.", "", ""], "the semaphore, the segment and the lock"
+    assert not debris.sweep("test-killed", 0, base), "it is alive"
+    assert Path(owner.file).exists()
+    owner.kill()
+    assert debris.sweep("test-killed", 5, base)
+    assert of("test-killed") == []
+    assert list(base.iterdir()) == []
+
+
+def test_others_are_left_alone(base: Path, owners: list[Owner]) -> None:
+    owners += [dead := Owner(base, "test-dead"), alive := Owner(base, "test-alive")]
+    foreign = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        (base / "vllm-ray-attempt-of-somebody").mkdir()
+        dead.kill()
+        assert debris.sweep_all(base) == [Path(dead.folder).name]
+        assert of("test-dead") == []
+        assert len(of("test-alive")) == 3
+        assert Path(alive.file).exists()
+        assert (base / "vllm-ray-attempt-of-somebody").exists(), "no lock, so none of ours"
+        assert (debris.SHARED_MEMORY / foreign.name).exists()
+    finally:
+        foreign.close()
+        foreign.unlink()
+
+
+def test_one_of_two_processes_keeps_the_place(base: Path, owners: list[Owner]) -> None:
+    owners += [first := Owner(base, "test-two"), second := Owner(base, "test-two")]
+    first.kill()
+    assert debris.sweep_all(base) == []
+    assert Path(first.file).exists()
+    second.kill()
+    assert debris.sweep("test-two", 5, base)
+
+
+def test_forked_child_keeps_the_place(base: Path, owners: list[Owner]) -> None:
+    owners.append(owner := Owner(base, "test-forked", "forked"))
+    owner.kill()
+    assert not debris.sweep("test-forked", 0, base)
+    owner.end()
+    assert debris.sweep("test-forked", 5, base)
+
+
+def test_segment_that_a_process_without_a_claim_uses_stays(base: Path, owners: list[Owner]) -> None:
+    owners.append(owner := Owner(base, "test-mapped"))
+    with (debris.SHARED_MEMORY / owner.segment).open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    owner.kill()
+    assert not debris.sweep("test-mapped", 0, base)
+    assert owner.segment in of("test-mapped")
+    view.close()
+    assert debris.sweep("test-mapped", 0, base)
+    assert of("test-mapped") == []
+
+
+def test_claim_of_an_attempt_sweeps_an_earlier_one(base: Path, owners: list[Owner]) -> None:
+    owners.append(first := Owner(base, "test-first"))
+    first.kill()
+    owners.append(second := Owner(base, "test-second"))
+    assert of("test-first") == []
+    assert [path.name for path in base.glob(f"{debris.NAME}*")] == [Path(second.folder).name]
+
+
+def test_inherited_folder_is_not_the_base(base: Path, owners: list[Owner]) -> None:
+    owners.append(first := Owner(base, "test-outer"))
+    owners.append(inner := Owner(Path(first.folder), "test-inner"))
+    assert Path(inner.folder).parent == base
+
+
+def test_deep_base_leaves_room_for_sockets(base: Path, owners: list[Owner]) -> None:
+    deep = base / ("d" * 60)
+    deep.mkdir()
+    owners.append(owner := Owner(deep, "test-deep"))
+    assert len(owner.folder) + 37 <= 107
+    owner.kill()
+    assert debris.sweep("test-deep", 5, Path(owner.folder).parent)
