@@ -25,14 +25,13 @@ EXPLAIN_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class View:
-    """What Ray said last. rank_bundles: bundle of each rank; node_ips: address of each rank's node.
+    """What Ray said last. node_ips: address of each worker's node, in the order of the workers' ranks.
 
     workers_alive is as old as `seen` (monotonic clock).
     """
 
     placement: str = PENDING
     explanation: str = "connecting to Ray"
-    rank_bundles: tuple[int, ...] = ()
     node_ips: tuple[str, ...] = ()
     workers_alive: int = 0
     seen: float = 0.0
@@ -123,7 +122,7 @@ class Cluster:
     def _own_group(self) -> None:
         import ray
 
-        group = ray.util.placement_group(self._config.bundles, strategy="PACK", name=self._config.instance_id)
+        group = ray.util.placement_group(self._config.bundles, strategy="PACK", name=self._config.engine_id)
         try:
             if self._wait_created(group):
                 self._watch_actors()
@@ -165,7 +164,6 @@ class Cluster:
         self._show(
             placement=CREATED,
             explanation="",
-            rank_bundles=tuple(order),
             node_ips=tuple(addresses[bundle_nodes[bundle]] for bundle in order),
             seen=time.monotonic(),
         )
@@ -179,4 +177,4 @@ class Cluster:
                 names = ray.util.list_named_actors()
             except Exception:  # noqa: S112  the control store may be restarting: the view gets old, which is noticed
                 continue
-            self._show(workers_alive=sum(self._config.instance_id in name for name in names), seen=time.monotonic())
+            self._show(workers_alive=sum(self._config.engine_id in name for name in names), seen=time.monotonic())

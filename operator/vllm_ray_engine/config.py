@@ -10,6 +10,8 @@ from typing import Any
 
 ENVIRONMENT_VARIABLE = "VLLM_RAY_ENGINE_CONFIG"
 VERSION = 1
+INTERNAL = "Internal"
+EXTERNAL = "External"
 
 
 class ConfigError(ValueError):
@@ -22,8 +24,10 @@ class EngineConfig:
 
     instance_id: base id of the attempt; also its Ray namespace and the name of its placement group.
     args: the user's arguments for `vllm serve`, verbatim. startup_timeout_seconds: limits the wait for the placement
-    group and, apart from it, the time from the start of vLLM to the first ready answer. stop_grace_seconds: how long
-    the engine may take to end after SIGTERM before it is killed.
+    group and, apart from it, the time from the group's creation to the first ready answer. stop_grace_seconds: how long
+    the engine may take to end after SIGTERM before it is killed. standby: wait for the placement group without limit.
+    data: the number of data-parallel ranks. data_mode: INTERNAL makes all of them in this job, over vLLM's Ray backend;
+    with EXTERNAL this job is rank data_rank only, and meets the others at data_address:data_rpc_port.
     """
 
     instance_id: str
@@ -44,11 +48,36 @@ class EngineConfig:
     args: tuple[str, ...] = ()
     startup_timeout_seconds: float = 1800
     stop_grace_seconds: float = 20
+    standby: bool = False
+    data: int = 1
+    data_mode: str = INTERNAL
+    data_rank: int | None = None
+    data_address: str | None = None
+    data_rpc_port: int | None = None
 
     @property
     def world_size(self) -> int:
-        """Return the number of workers, each with one accelerator."""
+        """Return the number of workers of a rank, each with one accelerator."""
         return self.tensor * self.pipeline
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the data-parallel ranks that this job runs."""
+        return tuple(range(self.data)) if self.data_rank is None else (self.data_rank,)
+
+    @property
+    def workers(self) -> int:
+        """Return the number of workers of this job."""
+        return len(self.ranks) * self.world_size
+
+    def rank_id(self, rank: int) -> str:
+        """Return the instance id of a rank: the suffix is the one that vLLM itself appends."""
+        return self.instance_id if self.data == 1 else f"{self.instance_id}_dp{rank}"
+
+    @property
+    def engine_id(self) -> str:
+        """Return the instance id that vLLM is given: where it makes the ranks itself, it derives theirs from it."""
+        return self.instance_id if self.data_rank is None else self.rank_id(self.data_rank)
 
     @property
     def bundles(self) -> list[dict[str, float]]:
@@ -62,8 +91,20 @@ def _text(value: Any) -> str:
     return value
 
 
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else _text(value)
+def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("must be true or false")
+    return value
+
+
+def _mode(value: Any) -> str:
+    if value not in (INTERNAL, EXTERNAL):
+        raise ConfigError(f"must be {INTERNAL} or {EXTERNAL}")
+    return str(value)
 
 
 def _integer(low: int, high: int) -> Callable[[Any], int]:
@@ -97,7 +138,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "replica": _COUNT,
     "attempt": _COUNT,
     "model": _text,
-    "revision": _optional_text,
+    "revision": _optional(_text),
     "served_name": _text,
     "host": _text,
     "port": _PORT,
@@ -110,6 +151,12 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "args": _texts,
     "startup_timeout_seconds": _seconds,
     "stop_grace_seconds": _seconds,
+    "standby": _truth,
+    "data": _SIZE,
+    "data_mode": _mode,
+    "data_rank": _optional(_COUNT),
+    "data_address": _optional(_text),
+    "data_rpc_port": _optional(_PORT),
 }
 
 
@@ -148,7 +195,20 @@ def parse(text: str) -> EngineConfig:
     config = EngineConfig(**values)
     if config.port == config.control_port:
         raise ConfigError(f"{ENVIRONMENT_VARIABLE}: controlPort must differ from port")
+    _check_data(config)
     return config
+
+
+def _check_data(config: EngineConfig) -> None:
+    given = (config.data_rank, config.data_address, config.data_rpc_port)
+    if config.data_mode == INTERNAL:
+        if given != (None, None, None):
+            raise ConfigError(f"{ENVIRONMENT_VARIABLE}: dataRank, dataAddress and dataRpcPort need dataMode {EXTERNAL}")
+    elif config.data == 1 or config.data_rank is None or None in given or config.data_rank >= config.data:
+        raise ConfigError(
+            f"{ENVIRONMENT_VARIABLE}: dataMode {EXTERNAL} needs data above 1, dataRank below it, dataAddress and"
+            " dataRpcPort"
+        )
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> EngineConfig:

@@ -25,11 +25,12 @@ class GroupRef:
     """A placement group as another process finds it.
 
     name: found in the Ray namespace of the context. id: hex, found whatever its name, namespace and Ray job are. One of
-    the two is set.
+    the two is set. awaited: it may not have been made yet.
     """
 
     name: str = ""
     id: str = ""
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.name) == bool(self.id):
@@ -84,7 +85,12 @@ class Context:
 
 def of_launcher(launched: EngineConfig) -> Context:
     """Return the context of an engine that the launcher runs."""
-    return Context(launched.instance_id, launched.instance_id, GroupRef(name=launched.instance_id))
+    return Context(
+        launched.instance_id,
+        launched.instance_id,
+        GroupRef(name=launched.engine_id, awaited=True),
+        rank=launched.data_rank,
+    )
 
 
 def parse(text: str) -> Context:

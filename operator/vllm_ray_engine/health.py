@@ -90,11 +90,11 @@ def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent
         reason = f"/v1/models does not list {config.served_name}"
     elif ray_silent:
         reason = "Ray has not said for a while which workers are alive"
-    elif workers_alive != config.world_size:
-        reason = f"{workers_alive} of {config.world_size} workers are alive"
+    elif workers_alive != config.workers:
+        reason = f"{workers_alive} of {config.workers} workers are alive"
     else:
         reason = ""
-    return Health(not reason, reason, probed.models, config.world_size, workers_alive)
+    return Health(not reason, reason, probed.models, config.workers, workers_alive)
 
 
 class Patience:

@@ -1,8 +1,8 @@
 """The launcher: `python3 -m vllm_ray_engine.launch`, started by the guard, which is the engine job's entrypoint.
 
-One attempt from start to end: it checks what can be checked cheaply, makes the placement group and waits for it, runs
-vLLM as its child, watches it deeply, shows all of this on the control endpoint, and leaves nothing behind. The last
-line that it prints is the result.
+One attempt from start to end: it checks what can be checked cheaply, makes the placement group and starts vLLM as its
+child, which waits for the group once it is imported, watches it deeply, shows all of this on the control endpoint, and
+leaves nothing behind. The last line that it prints is the result.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import debris, health, memory, process_tree, reasons, root_cause, serve, state, versions
+from vllm_ray_engine import debris, health, process_tree, reasons, report, state, versions
 from vllm_ray_engine.cluster import CREATED, Cluster
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.control import ControlServer, ray_token
-from vllm_ray_engine.output import EngineOutput
+from vllm_ray_engine.engine import EngineProcess
+from vllm_ray_engine.output import say
 from vllm_ray_engine.reasons import Cause, EngineFailure
 
 RESULT_MARK = "VLLM_RAY_ENGINE_RESULT "
@@ -43,12 +43,8 @@ CRASH_GRACE_SECONDS = 3.0
 """What is left of an engine that has nothing to finish gets this long between SIGTERM and SIGKILL."""
 BEFORE_DEATH_SECONDS = 15.0
 """The cause of a serving engine's end is looked for in the output since this long before its last healthy answer."""
-LAST_OUTPUT_SECONDS = 0.5
-"""How long the last lines of a dead engine are waited for; its children may hold the pipe open."""
 RELEASE_SECONDS = 5.0
 """How long the launcher waits for Ray to confirm that the placement group is gone."""
-
-POD_OUT_OF_MEMORY = "the pod reached its memory limit: raise it"
 
 
 class StopAsked(Exception):
@@ -82,12 +78,10 @@ class Launcher:
         self._stop_asked = False
         self._cluster = Cluster(config, self._wakeup.notify)
         self._control: ControlServer | None = None
-        self._engine: subprocess.Popen[bytes] | None = None
-        self._output: EngineOutput | None = None
-        self._exit_code: int | None = None
-        self._oom_kills = memory.oom_kills()
+        self._engine = EngineProcess()
+        self._engine_waits = False
         self._probe_key = secrets.token_hex(16)
-        self._health = health.Health(False, "the engine is not started", (), config.world_size, 0)
+        self._health = health.Health(False, "the engine is not started", (), config.workers, 0)
         self._patience = health.Patience()
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
@@ -99,6 +93,7 @@ class Launcher:
         cause: Cause | None = None
         try:
             self._check()
+            self._start()
             self._place()
             self._load()
             self._serve()
@@ -135,26 +130,47 @@ class Launcher:
                 f"there is no {self.config.model} in this pod: check spec.model.uri and the volume that should hold it",
             )
 
-    def _place(self) -> None:
+    def _start(self) -> None:
+        """Begin placement and the engine's start side by side: the engine needs the group when it is imported."""
         self.state.enter(state.PLACING, "waiting for accelerators")
         self._cluster.start()
-        if not self._wait(self._placed, self.config.startup_timeout_seconds):
-            raise EngineFailure(reasons.PLACEMENT_PENDING, f"no accelerators in time: {self._cluster.view.explanation}")
+        self._engine.start(self._probe_key, report.Listener(self._on_report).name)
+
+    def _on_report(self, told: dict[str, Any]) -> None:
+        if told.get("event") == report.WAITING:
+            self._engine_waits = True
+            self._wakeup.notify()
+
+    def _place(self) -> None:
+        limit = self.config.startup_timeout_seconds
+        if not self.config.standby:
+            if not self._wait(self._placed, limit):
+                explanation = self._cluster.view.explanation
+                raise EngineFailure(reasons.PLACEMENT_PENDING, f"no accelerators in time: {explanation}")
+            return
+        if not self._wait(lambda: self._placed() or self._engine_waits, limit):
+            raise EngineFailure(
+                reasons.STARTUP_TIMEOUT, f"vLLM is not ready to wait for accelerators after {limit:g} s"
+            )
+        self._wait(self._placed, float("inf"))
 
     def _placed(self) -> bool:
         self._catch_signals()  # again, because Ray puts handlers of its own in their place when it connects
         view = self._cluster.view
         self.state.update(placement={"state": view.placement, "explanation": view.explanation})
         if view.placement != CREATED:
-            self.state.enter(state.PLACING, f"waiting for accelerators: {view.explanation}")
+            if self.config.standby and self._engine_waits:
+                self.state.enter(state.STANDBY, f"ready to take over accelerators: {view.explanation}")
+            else:
+                self.state.enter(state.PLACING, f"waiting for accelerators: {view.explanation}")
             return False
-        ranks = [{"rank": 0, "instanceId": self.config.instance_id, "nodeIps": list(view.node_ips)}]
-        self.state.update(ranks=ranks)
+        (rank,) = self.config.ranks
+        instance_id = self.config.rank_id(rank)
+        self.state.update(ranks=[{"rank": rank, "instanceId": instance_id, "nodeIps": list(view.node_ips)}])
         return True
 
     def _load(self) -> None:
         self.state.enter(state.LOADING, "vLLM is starting and loading the model")
-        self._start_engine()
         threading.Thread(target=self._monitor, name="health", daemon=True).start()
         if not self._wait(lambda: self._health.ready, self.config.startup_timeout_seconds):
             raise EngineFailure(
@@ -185,7 +201,7 @@ class Launcher:
         return self._patience.silent_seconds(time.monotonic()) > health.HUNG_SECONDS
 
     def _lost_engine(self) -> EngineFailure:
-        stated = self._stated_cause()
+        stated = self._engine.stated_cause(self._since())
         if stated is not None:
             return EngineFailure(stated.reason, stated.message, stated.line)
         return EngineFailure(reasons.WORKER_DIED, f"the engine cannot go on: {self._health.reason}")
@@ -201,9 +217,9 @@ class Launcher:
                 raise EngineFailure(reasons.ENGINE_EXITED, "the guard process of this job was killed")
             if self._stop_asked:
                 raise StopAsked
-            self._reap()
-            if self._exit_code is not None:
-                raise self._exited(self._exit_code)
+            self._engine.reap()
+            if self._engine.exit_code is not None:
+                raise self._engine.failure(self._since())
             if self._cluster.failure is not None:
                 raise EngineFailure(reasons.ENGINE_EXITED, self._cluster.failure)
             if condition():
@@ -212,59 +228,9 @@ class Launcher:
                 return False
             self._wakeup.wait(min(left, 1.0))
 
-    # The engine process.
-
-    def _start_engine(self) -> None:
-        environment = engine_environment(self.config, self._cluster.view.rank_bundles, dict(os.environ))
-        environment[process_tree.PARENT_VARIABLE] = str(os.getpid())
-        environment[serve.PROBE_KEY_VARIABLE] = self._probe_key
-        # From the main thread: the parent-death signal follows the thread that starts the process.
-        self._engine = subprocess.Popen(
-            [sys.executable, "-m", "vllm_ray_engine.serve"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-        )
-        assert self._engine.stdout is not None  # noqa: S101  for the type checker
-        self._output = EngineOutput(self._engine.stdout, sys.stdout.buffer)
-
-    def _reap(self) -> None:
-        ended = process_tree.reap()
-        if self._engine is not None and self._engine.pid in ended:
-            self._exit_code = self._engine.returncode = ended[self._engine.pid]
-
-    def _exited(self, code: int) -> EngineFailure:
-        """Return why the engine process ended by itself."""
-        if self._output is not None:
-            self._output.wait_end(LAST_OUTPUT_SECONDS)
-        killed = code == -signal.SIGKILL
-        # A process that was killed had no say in it: an exception that it logged before was not the cause.
-        stated = self._stated_cause(known_only=killed)
-        if stated is not None:
-            return EngineFailure(stated.reason, stated.message, stated.line)
-        if killed and memory.oom_kills() > self._oom_kills:
-            return EngineFailure(reasons.OUT_OF_MEMORY, f"the API server process was killed: {POD_OUT_OF_MEMORY}")
-        if code < 0:
-            return EngineFailure(
-                reasons.ENGINE_EXITED, f"the API server process was killed by {signal.Signals(-code).name}"
-            )
-        return EngineFailure(reasons.ENGINE_EXITED, f"vLLM exited with code {code} and said no reason")
-
-    def _stated_cause(self, *, known_only: bool = False) -> Cause | None:
-        """Return the cause that the engine's output states."""
-        if self._output is None:
-            return None
-        since = 0.0 if self._last_ready is None else self._last_ready - BEFORE_DEATH_SECONDS
-        lines = self._output.lines(since)
-        for line in lines:
-            if line.startswith(serve.REFUSAL_MARK):
-                return Cause(**json.loads(line[len(serve.REFUSAL_MARK) :]))
-        cause = root_cause.find(lines, known_only=known_only)
-        if cause is not None and cause.reason == reasons.WORKER_DIED and memory.oom_kills() > self._oom_kills:
-            return Cause(reasons.OUT_OF_MEMORY, f"a process of the engine was killed: {POD_OUT_OF_MEMORY}", cause.line)
-        return cause
+    def _since(self) -> float:
+        """Return from when on the engine's output is about its present state."""
+        return 0.0 if self._last_ready is None else self._last_ready - BEFORE_DEATH_SECONDS
 
     def _monitor(self) -> None:
         """Check the engine's health again and again; runs in a thread of its own."""
@@ -286,10 +252,10 @@ class Launcher:
     def _end(self, *, crashed: bool) -> None:
         """End the process tree, give the accelerators back, leave Ray."""
         self._monitoring.set()
-        if crashed:
+        if crashed or self._last_ready is None:
             # Nothing is worth finishing, so the accelerators are freed at once, while the processes end.
             self._cluster.release(0)
-        elif self._last_ready is not None:
+        else:
             self._let_finish(self.config.stop_grace_seconds)
         left = process_tree.end_descendants(min(CRASH_GRACE_SECONDS, self.config.stop_grace_seconds))
         if left:
@@ -297,8 +263,7 @@ class Launcher:
         if not self._cluster.release(RELEASE_SECONDS):
             say("Ray did not confirm in time that the placement group is gone; it goes with this process")
         self._cluster.close(RELEASE_SECONDS)
-        if self._output is not None:
-            self._output.finish(2)
+        self._engine.finish(2)
         if self._orphaned():  # nobody will do it after us
             debris.sweep(self.config.instance_id, RELEASE_SECONDS)
 
@@ -307,12 +272,12 @@ class Launcher:
 
     def _let_finish(self, grace: float) -> None:
         """Ask a serving engine to end and wait for it, at most `grace` seconds."""
-        assert self._engine is not None  # noqa: S101  for the type checker
-        process_tree.send([self._engine.pid], signal.SIGTERM)
+        self._engine.ask_to_end()
         deadline = time.monotonic() + grace
+        while self._engine.exit_code is None and not self._orphaned() and (left := deadline - time.monotonic()) > 0:
         while self._exit_code is None and not self._orphaned() and (left := deadline - time.monotonic()) > 0:
             self._wakeup.wait(left)
-            self._reap()
+            self._engine.reap()
 
     def _catch_signals(self) -> None:
         signal.signal(signal.SIGTERM, self._on_stop)
@@ -322,23 +287,6 @@ class Launcher:
     def _on_stop(self, *_: object) -> None:
         self._stop_asked = True
         self._wakeup.notify()
-
-
-def engine_environment(
-    config: EngineConfig, rank_bundles: tuple[int, ...], environment: dict[str, str]
-) -> dict[str, str]:
-    """Return the environment of the engine process: this one's, with what vLLM must be told by that way."""
-    ours = {"VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, rank_bundles))}
-    if allowed := environment.get("VLLM_PLUGINS"):
-        ours["VLLM_PLUGINS"] = f"{allowed},{versions.PLUGIN_NAME}"
-    for name, needed, why in (
-        ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1", "the older executor needs an accelerator beside the API server"),
-        ("VLLM_WORKER_MULTIPROC_METHOD", "spawn", "a forked engine core inherits the state of its parent's threads"),
-    ):
-        if environment.get(name, needed) != needed:
-            say(f"{name}={environment[name]} is set to {needed}: {why}")
-            ours[name] = needed
-    return environment | ours
 
 
 def port_in_use(port: int, what: str) -> EngineFailure:
@@ -358,11 +306,6 @@ def address_in_use(host: str, port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
-
-
-def say(text: str) -> None:
-    """Write a line of ours into the job's log."""
-    print(f"[vllm_ray_engine] {text}", flush=True)
 
 
 def print_result(cause: Cause | None) -> None:

@@ -13,6 +13,11 @@ MAX_LINE_BYTES = 4000
 _CHUNK = 65536
 
 
+def say(text: str) -> None:
+    """Write a line of ours into the job's log."""
+    print(f"[vllm_ray_engine] {text}", flush=True)
+
+
 class EngineOutput:
     """Reads a pipe to its end in a thread, copies it to `sink`, and keeps the last lines with their times."""
 

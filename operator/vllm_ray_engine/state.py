@@ -12,6 +12,7 @@ from vllm_ray_engine.reasons import Cause
 
 CHECKING = "Checking"
 PLACING = "Placing"
+STANDBY = "Standby"
 LOADING = "Loading"
 SERVING = "Serving"
 STOPPING = "Stopping"
@@ -40,10 +41,10 @@ class State:
                 "ready": False,
                 "reason": "the engine is not started",
                 "models": [],
-                "workersExpected": config.world_size,
+                "workersExpected": config.workers,
                 "workersAlive": 0,
             },
-            "ranks": [{"rank": 0, "instanceId": config.instance_id, "nodeIps": []}],
+            "ranks": [{"rank": rank, "instanceId": config.rank_id(rank), "nodeIps": []} for rank in config.ranks],
             "cause": None,
         }
 

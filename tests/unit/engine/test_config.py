@@ -20,6 +20,18 @@ def test_reads_every_field() -> None:
     assert config.bundles == [{"GPU": 1.0, "vd-slot-0": 1.0}] * 6
 
 
+def test_data_parallel_ranks() -> None:
+    external = {"dataMode": "External", "dataRank": 1, "dataAddress": "10.0.0.1", "dataRpcPort": 9100}
+    base = DATA["instanceId"]
+    for config, ranks, workers, ids, engine_id in [
+        (configure(pipeline=2), (0,), 4, [base], base),
+        (configure(data=3), (0, 1, 2), 6, [f"{base}_dp0", f"{base}_dp1", f"{base}_dp2"], base),
+        (configure(data=3, **external), (1,), 2, [f"{base}_dp1"], f"{base}_dp1"),
+    ]:
+        assert (config.ranks, config.workers, config.engine_id) == (ranks, workers, engine_id)
+        assert [config.rank_id(rank) for rank in config.ranks] == ids
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"port": "8000"}, "port must be an integer from 1 to 65535"),
     "truth value for a number": ({"tensor": True}, "tensor must be an integer"),
@@ -34,6 +46,15 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "infinite grace": ({"stopGraceSeconds": float("inf")}, "stopGraceSeconds must be a positive number"),
     "not a number": ({"stopGraceSeconds": float("nan")}, "stopGraceSeconds must be a positive number"),
     "zero timeout": ({"startupTimeoutSeconds": 0}, "startupTimeoutSeconds must be a positive number"),
+    "a word for a truth value": ({"standby": "false"}, "standby must be true or false"),
+    "zero data": ({"data": 0}, "data must be an integer from 1"),
+    "unknown mode": ({"dataMode": "Hybrid"}, "dataMode must be Internal or External"),
+    "rank without External": ({"data": 2, "dataRank": 0}, "dataRank, dataAddress and dataRpcPort need dataMode"),
+    "External alone": ({"data": 2, "dataMode": "External"}, "dataMode External needs"),
+    "External rank too high": (
+        {"data": 2, "dataMode": "External", "dataRank": 2, "dataAddress": "a", "dataRpcPort": 1},
+        "dataMode External needs",
+    ),
     "unknown field": ({"tensorParallel": 2}, "unknown field tensorParallel"),
     "other version": ({"version": 2}, "version must be 1"),
 }

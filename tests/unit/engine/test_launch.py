@@ -26,7 +26,6 @@ def test_serves_and_stops(launch: Launch) -> None:
     # The launcher's own node, n2, comes first.
     assert state["ranks"] == [{"rank": 0, "instanceId": DATA["instanceId"], "nodeIps": ["10.0.0.2", "10.0.0.1"]}]
     environment = environment_of_engine(launch)
-    assert environment["VLLM_RAY_BUNDLE_INDICES"] == "1,0"
     assert "VLLM_RAY_ENGINE_PROBE_KEY" not in environment
     launch.send(signal.SIGTERM)
     assert launch.end() == (0, {"outcome": "Stopped", "reason": "Stopped", "message": "asked to stop", "line": ""})
@@ -153,6 +152,62 @@ def test_placement_that_comes_later(launch: Launch) -> None:
     launch.wait_phase("Serving")
 
 
+def test_the_engine_starts_while_placement_is_pending(launch: Launch) -> None:
+    launch.tell(placement="PENDING", engine="exit")
+    launch.start()
+    code, result = launch.end()
+    assert (code, result["message"]) == (1, "vLLM exited with code 3 and said no reason")
+
+
+def test_standby_waits_without_limit_and_takes_over(launch: Launch) -> None:
+    launch.tell(placement="PENDING")
+    launch.start(standby=True, startupTimeoutSeconds=2)
+    state = launch.wait_phase("Standby")
+    assert state["placement"]["state"] == "PENDING"
+    assert not state["health"]["ready"]
+    since = time.monotonic()
+    wait_for("more than the start-up time-out", lambda: time.monotonic() - since > 3)
+    state = launch.state()
+    assert state["phase"] == "Standby"
+    assert state["message"] == (
+        "ready to take over accelerators: needs 2 GPU in slot vd-slot-0; 1 free, 1 still in use"
+    )
+    launch.tell(placement="CREATED")
+    launch.wait_phase("Serving")
+
+
+def test_standby_has_a_limit_from_the_groups_creation(launch: Launch) -> None:
+    launch.tell(placement="PENDING", engine="hang")
+    launch.start(standby=True, startupTimeoutSeconds=2)
+    launch.wait_phase("Standby")
+    launch.tell(placement="CREATED")
+    started = time.monotonic()
+    assert launch.end()[1]["reason"] == "StartupTimeout"
+    assert time.monotonic() - started >= 2
+
+
+def test_standby_that_never_gets_to_wait(launch: Launch) -> None:
+    launch.tell(placement="PENDING", engine="hang-importing")
+    launch.start(standby=True, startupTimeoutSeconds=2)
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "StartupTimeout")
+    assert result["message"] == "vLLM is not ready to wait for accelerators after 2 s"
+
+
+@pytest.mark.parametrize("engine", ["serve", "hang-importing"])
+def test_standby_can_be_cancelled(launch: Launch, engine: str) -> None:
+    launch.tell(placement="PENDING", engine=engine)
+    launch.start(standby=True)
+    if engine == "serve":
+        launch.wait_phase("Standby")
+    else:
+        wait_for("the engine", lambda: launch.state().get("phase") == "Placing" and launch.engine())
+    launch.send(signal.SIGTERM)
+    assert launch.end()[1]["outcome"] == "Stopped"
+    assert launch.left() == []
+    assert launch.ray_log()[-2:] == ["remove_placement_group", "shutdown"]
+
+
 def test_ray_that_cannot_be_reached(launch: Launch) -> None:
     launch.tell(placement="UNREACHABLE")
     launch.start()
@@ -224,6 +279,8 @@ def test_users_environment_is_set_right(launch: Launch) -> None:
             "VLLM_PLUGINS": "theirs",
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0",
             "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+            "VLLM_ENGINE_READY_TIMEOUT_S": "600",
+            "VLLM_RAY_BUNDLE_INDICES": "1,0",
         }
     )
     launch.wait_phase("Serving")
@@ -231,6 +288,8 @@ def test_users_environment_is_set_right(launch: Launch) -> None:
     assert environment["VLLM_PLUGINS"] == "theirs,vllm_ray_engine"
     assert environment["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] == "1"
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert int(environment["VLLM_ENGINE_READY_TIMEOUT_S"]) > 7 * 86400
+    assert environment["VLLM_RAY_BUNDLE_INDICES"] == ""
 
 
 def test_malformed_configuration(launch: Launch) -> None:

@@ -32,7 +32,16 @@ class FakeRay(ModuleType):
         self.job: str | None = None
         self.inits: list[dict[str, Any]] = []
         self.killed: list[str] = []
-        self.util = SimpleNamespace(get_placement_group=lambda name: f"group {name}")
+        self.group_state = "CREATED"
+        self.util = SimpleNamespace(
+            get_placement_group=self._get_placement_group,
+            placement_group_table=lambda _: {"state": self.group_state},
+        )
+
+    def _get_placement_group(self, name: str) -> str:
+        if self.group_state == "not made yet":
+            raise ValueError("Failed to look up actor")
+        return f"group {name}"
 
     def is_initialized(self) -> bool:
         return self.job is not None
@@ -75,7 +84,13 @@ def test_context_survives_the_environment(name: str) -> None:
 
 def test_context_of_a_launcher() -> None:
     found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA)})
-    assert found == Context(BASE, BASE, GroupRef(name=BASE))
+    assert found == Context(BASE, BASE, GroupRef(name=BASE, awaited=True))
+
+
+def test_context_of_a_launcher_of_one_rank() -> None:
+    external = {"data": 3, "dataMode": "External", "dataRank": 2, "dataAddress": "10.0.0.1", "dataRpcPort": 9100}
+    found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA | external)})
+    assert found == Context(BASE, BASE, GroupRef(name=f"{BASE}_dp2", awaited=True), rank=2)
 
 
 def test_no_context() -> None:
@@ -175,6 +190,34 @@ def test_engine_uses_the_launchers_group(ray: FakeRay, connected: bool) -> None:
     wrapped(SimpleNamespace(placement_group=None, ray_runtime_env="the environment"), "address")
     assert seen == [(f"group {BASE}", "address")]
     assert ray.inits == ([{}] if connected else [{"address": "auto", "runtime_env": "the environment"}])
+
+
+def test_engine_waits_for_the_launchers_group_and_says_so(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        ray.group_state = {1: "PENDING", 2: "", 3: "RESCHEDULING", 4: "CREATED"}[len(waits)]
+
+    monkeypatch.setattr("vllm_ray_engine.report.send", sent.append)
+    monkeypatch.setattr("time.sleep", sleep)
+    ray.group_state = "not made yet"
+    assert placement.wait_created(GroupRef(name=BASE, awaited=True)) == f"group {BASE}"
+    assert sent == ["waiting"]
+    assert waits == [placement.POLL_SECONDS] * 4
+
+
+def test_group_that_is_not_to_come(ray: FakeRay) -> None:
+    ray.group_state = "not made yet"
+    with pytest.raises(ValueError, match="Failed to look up"):
+        placement.wait_created(GroupRef(name=BASE))
+
+
+def test_engine_ends_when_the_group_is_taken_back(ray: FakeRay) -> None:
+    ray.group_state = "REMOVED"
+    with pytest.raises(SystemExit, match=f"{BASE} was removed"):
+        placement.wait_created(GroupRef(name=BASE, awaited=True))
 
 
 # Teardown.

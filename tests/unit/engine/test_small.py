@@ -162,7 +162,7 @@ ORDERS = {
     "one node": ({0: "a", 1: "a"}, "a", [0, 1]),
     "the engine's node comes first": ({0: "a", 1: "b"}, "b", [1, 0]),
     "ranks of a node are neighbours": ({0: "a", 1: "b", 2: "a", 3: "b"}, "a", [0, 2, 1, 3]),
-    "an engine without a bundle on its node": ({0: "c", 1: "b", 2: "c", 3: "b"}, "a", [0, 2, 1, 3]),
+    "an engine without a bundle on its node": ({0: "c", 1: "b", 2: "c", 3: "b"}, "a", [1, 3, 0, 2]),
     "an unordered table": ({3: "b", 1: "a", 0: "b", 2: "a"}, "a", [1, 2, 0, 3]),
 }
 

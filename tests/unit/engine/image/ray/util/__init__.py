@@ -5,7 +5,14 @@ namespace = None
 
 def placement_group(bundles, strategy, name):
     ray.log(f"placement_group {len(bundles)} {strategy} {name}")
+    (ray.WORLD / "group").write_text(name)
     return name
+
+
+def get_placement_group(name):
+    if not (ray.WORLD / "group").exists():
+        raise ValueError(f"Failed to look up actor with name: {name}")
+    return (ray.WORLD / "group").read_text()
 
 
 def placement_group_table(group):

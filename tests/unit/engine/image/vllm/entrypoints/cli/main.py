@@ -8,8 +8,10 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm_ray_engine import context, placement
 
 WORLD = Path(os.environ["FAKE_WORLD"])
 # A child that outlives its parent and ignores SIGTERM, as an engine core can.
@@ -64,7 +66,6 @@ def handler(args):
 
 def main():
     args = parse()
-    (WORLD / "environment").write_text(json.dumps(dict(os.environ)))
     does = read("engine", "serve")
     print(f"(APIServer pid={os.getpid()}) INFO 11-30 08:00:00 [main.py:1] the engine does: {does}", flush=True)
     if does == "exit":
@@ -73,6 +74,10 @@ def main():
         print("(EngineCore pid=7) ERROR 11-30 08:00:00 [core.py:1] ValueError: the first error", flush=True)
         print("RuntimeError: Engine core initialization failed. See root cause above.", end="", flush=True)
         sys.exit(1)
+    if does == "hang-importing":
+        time.sleep(600)
+    placement.use_launcher_group(lambda _: None, context.from_environment())(SimpleNamespace(placement_group=None))
+    (WORLD / "environment").write_text(json.dumps(dict(os.environ)))
     if does == "hang":
         time.sleep(600)
     subprocess.Popen([sys.executable, "-c", STUBBORN])
