@@ -33,7 +33,7 @@ SPEC = {
 }
 
 
-def submission() -> SubmitJob:
+def submission(**options: bool) -> SubmitJob:
     spec = VLLMDeploymentSpec.model_validate(SPEC)
     attempt = Attempt(
         number=7,
@@ -45,7 +45,7 @@ def submission() -> SubmitJob:
         start_time=datetime(2030, 1, 1, tzinfo=UTC),
     )
     deployment = Deployment("default", "chat", "1a2b3c4d-0", 1, "7", spec, SPEC, VLLMDeploymentStatus())
-    return engine_job.submission(deployment, 3, attempt, render_engine(spec))
+    return engine_job.submission(deployment, 3, attempt, render_engine(spec), **options)
 
 
 def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
@@ -57,6 +57,8 @@ def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
     assert (read.tensor, read.pipeline, read.accelerators_per_node) == (4, 2, 4)
     assert read.args == ("--max-model-len=256", "--trust-remote-code")
     assert read.startup_timeout_seconds == 105  # gives up before the operator does
+    assert not read.standby
+    assert config.from_environment(submission(standby=True).environment).standby
     assert read.bundles == [{"GPU": 1.0, names.slot_resource(3): 1.0}] * 8
 
 
@@ -73,6 +75,10 @@ def test_the_operator_reads_a_launchers_state() -> None:
     assert parse_state(state.read()) == EngineState(
         "Placing", "waiting for accelerators", ready=False, reason="the engine is not started", ranks=((0, ID, ()),)
     )
+    state.enter("Standby", "ready to take over")
+    standby = parse_state(state.read())
+    assert standby is not None
+    assert (standby.phase, standby.ready) == ("Standby", False)
     cause = Cause(OUT_OF_MEMORY, "raise it", "a line")
     state.fail(cause)
     failed = parse_state(state.read())

@@ -23,8 +23,13 @@ STOP_GRACE_SECONDS = 20
 LAUNCHER_MARGIN_SECONDS = 15
 
 
-def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: ResolvedEngine) -> SubmitJob:
-    """Return the submission of an attempt. Its id is derived from the attempt, so twice submitted is once run."""
+def submission(
+    deployment: Deployment, replica: int, attempt: Attempt, engine: ResolvedEngine, *, standby: bool = False
+) -> SubmitJob:
+    """Return the submission of an attempt. Its id is derived from the attempt, so twice submitted is once run.
+
+    A standby waits for its accelerators without limit.
+    """
     config = {
         "version": CONFIG_VERSION,
         "instanceId": attempt.instance_id,
@@ -45,6 +50,7 @@ def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: R
         "args": engine.args,
         "startupTimeoutSeconds": _launcher_timeout(engine.startup_timeout_seconds),
         "stopGraceSeconds": STOP_GRACE_SECONDS,
+        "standby": standby,
     }
     environment = {variable.name: variable.value for variable in engine.env}
     environment[CONFIG_VARIABLE] = json.dumps(config, separators=(",", ":"))

@@ -104,6 +104,7 @@ def test_what_is_submitted() -> None:
         "args": ["--max-model-len", "256"],
         "startupTimeoutSeconds": 1785,
         "stopGraceSeconds": 20,
+        "standby": False,
     }
 
 
