@@ -275,7 +275,6 @@ class Launcher:
         self._engine.ask_to_end()
         deadline = time.monotonic() + grace
         while self._engine.exit_code is None and not self._orphaned() and (left := deadline - time.monotonic()) > 0:
-        while self._exit_code is None and not self._orphaned() and (left := deadline - time.monotonic()) > 0:
             self._wakeup.wait(left)
             self._engine.reap()
 
