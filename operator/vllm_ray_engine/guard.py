@@ -56,7 +56,8 @@ def watch(command: list[str], supervisor: int) -> int:
 
 def _tell(number: signal.Signals, *, out_of_memory: bool) -> None:
     """Write the result line, which a launcher that was killed could not."""
-    from vllm_ray_engine.launch import POD_OUT_OF_MEMORY, print_result  # only now: a guard that waits stays small
+    from vllm_ray_engine.engine import POD_OUT_OF_MEMORY  # only now: a guard that waits stays small
+    from vllm_ray_engine.launch import print_result
 
     if out_of_memory and number == signal.SIGKILL:
         print_result(Cause(reasons.OUT_OF_MEMORY, f"the launcher process was killed: {POD_OUT_OF_MEMORY}"))
