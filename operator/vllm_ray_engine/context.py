@@ -93,6 +93,17 @@ def of_launcher(launched: EngineConfig) -> Context:
     )
 
 
+def of_actor(instance_id: str) -> Context:
+    """Return the context of an engine in this Ray actor. Raises RuntimeError when this process is not in Ray."""
+    import ray
+
+    if not ray.is_initialized():
+        raise RuntimeError("this process is not connected to Ray")
+    runtime = ray.get_runtime_context()
+    group = runtime.get_placement_group_id()
+    return Context(instance_id, runtime.namespace, None if group is None else GroupRef(id=group))
+
+
 def parse(text: str) -> Context:
     """Return the context that `as_json` wrote. Raises ConfigError."""
     try:

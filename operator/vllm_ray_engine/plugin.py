@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_ray_engine import config, context, debris, identity, placement, process_tree, teardown, versions
+from vllm_ray_engine import config, context, debris, identity, placement, process_tree, spawn, teardown, versions
 from vllm_ray_engine.context import Context
+from vllm_ray_engine.features import mentions
 from vllm_ray_engine.reasons import UnsupportedVersion
 
 Function = Callable[..., Any]
@@ -51,7 +52,12 @@ class Patch:
         return self.since <= vllm and (self.until is None or vllm < self.until)
 
 
+_NO_CLASSIC = (0, 33)
+"""The first vLLM without the classic Ray executor."""
+_ISSUE_TEARDOWN = "vllm-project/vllm#45318, #45328 (open)"
+
 PATCHES = (
+    # Identity.
     Patch(
         "instance id",
         ("vllm.config.vllm:VllmConfig.__post_init__",),
@@ -59,11 +65,33 @@ PATCHES = (
         "every config overwrites instance_id with the time of day when it is constructed",
     ),
     Patch(
+        "instance id of ranks in Ray actors",
+        ("vllm.v1.engine.utils:_apply_dp_identity_suffix",),
+        identity.name_actor_rank,
+        "ranks copied from one config share its id, so their Ray actors have the same names",
+        upstream="vllm-project/vllm#40398, #41792 (merged: steps aside)",
+        fixed=identity.names_actor_ranks,
+    ),
+    Patch(
+        "instance id of ranks in processes",
+        ("vllm.v1.engine.core:EngineCoreProc.run_engine_core",),
+        identity.RankedEngineCore,
+        "the multiprocess backend gives all ranks the config with the same id",
+        fixed=mentions("_apply_dp_identity_suffix"),
+    ),
+    Patch(
+        "engine ids of transfers",
+        ("vllm.v1.executor.abstract:Executor.__init__",),
+        identity.name_transfers,
+        "the ids of KV and encoder cache transfers may be the same for two ranks or attempts",
+    ),
+    Patch(
         "namespace",
         ("ray:init",),
         identity.default_namespace,
         "vLLM connects without a namespace, so names are neither ours nor to be found",
     ),
+    # Placement.
     Patch(
         "placement group",
         (
@@ -74,18 +102,94 @@ PATCHES = (
         "vLLM never looks a placement group up by name and would make one of its own",
     ),
     Patch(
+        "placement group of the classic executor",
+        ("vllm.v1.executor.ray_executor:initialize_ray_cluster",),
+        placement.use_launcher_group,
+        "as above: it imported the function by name",
+        until=_NO_CLASSIC,
+    ),
+    # Teardown.
+    Patch(
         "job of the workers",
         ("vllm.v1.executor.ray_executor_v2:RayExecutorV2._init_executor",),
         teardown.remember_job,
         "handles must be known to belong to a Ray job",
-        upstream="vllm-project/vllm#45318",
+        upstream=_ISSUE_TEARDOWN,
     ),
     Patch(
         "teardown of the workers",
         ("vllm.v1.executor.ray_executor_v2:RayExecutorV2.shutdown",),
-        teardown.forget_foreign_handles,
+        teardown.spare_foreign("ray_worker_handles"),
         "ray.kill on handles of another Ray job buries the engine's error",
-        upstream="vllm-project/vllm#45318",
+        upstream=_ISSUE_TEARDOWN,
+        fixed=mentions("is_initialized", "get_job_id"),
+    ),
+    Patch(
+        "job of the classic executor's workers",
+        ("vllm.v1.executor.ray_executor:RayDistributedExecutor._init_executor",),
+        teardown.remember_job,
+        "as above",
+        until=_NO_CLASSIC,
+    ),
+    Patch(
+        "each of the classic executor's workers",
+        ("vllm.v1.executor.ray_executor:RayDistributedExecutor.shutdown",),
+        teardown.release_each(actors=("workers",)),
+        "a worker that cannot be killed would save the others",
+        until=_NO_CLASSIC,
+    ),
+    Patch(
+        "teardown of the classic executor",
+        ("vllm.v1.executor.ray_executor:RayDistributedExecutor.shutdown",),
+        teardown.spare_foreign("workers", "forward_dag"),
+        "as above",
+        until=_NO_CLASSIC,
+    ),
+    Patch(
+        "job of the engine cores",
+        ("vllm.v1.engine.utils:CoreEngineActorManager.__init__",),
+        teardown.remember_job,
+        "handles must be known to belong to a Ray job",
+    ),
+    Patch(
+        "each of the engine cores",
+        ("vllm.v1.engine.utils:CoreEngineActorManager.shutdown",),
+        teardown.release_each(
+            actors=("local_engine_actors", "remote_engine_actors"), groups=("created_placement_groups",)
+        ),
+        "an engine core that cannot be killed would save the others, and all groups",
+    ),
+    Patch(
+        "teardown of the engine cores",
+        ("vllm.v1.engine.utils:CoreEngineActorManager.shutdown",),
+        teardown.spare_foreign("local_engine_actors", "remote_engine_actors", "created_placement_groups"),
+        "ray.kill on handles of another Ray job raises, and buries the engine's error",
+        fixed=mentions("is_initialized", "get_job_id"),
+    ),
+    Patch(
+        "elastic scale-down",
+        ("vllm.v1.engine.utils:CoreEngineActorManager.scale_down_elastic_ep",),
+        teardown.only_in_own_job,
+        "remove_placement_group would open a new Ray job",
+    ),
+    # Spawn.
+    Patch(
+        "one connection",
+        ("ray:init",),
+        spawn.connect_once,
+        "a spawned process must find this cluster, and a second ray.init is an error",
+    ),
+    Patch(
+        "no silent connection",
+        ("ray._private.auto_init_hook:auto_init_ray", "ray.util.placement_group:auto_init_ray"),
+        spawn.never_silently,
+        "Ray's functions connect by themselves, as a new Ray job and perhaps to another cluster",
+    ),
+    Patch(
+        "spawn",
+        ("vllm.utils.system_utils:_maybe_force_spawn",),
+        spawn.force_spawn,
+        "a process forked from one that is connected to Ray hangs; one spawned without address finds another cluster",
     ),
 )
 
@@ -154,3 +258,18 @@ def register() -> None:
             process_tree.die_with_parent(parent.pid)
         debris.claim(owner.instance_id)
     apply(PATCHES, owner, versions.release("vllm"))
+    spawn.hand_on_cluster()
+
+
+def enable(instance_id: str) -> Context:
+    """Use the plug-in in this process and in all that vLLM starts from it, outside of a launcher.
+
+    To be called in the Ray actor that is going to run the engine, before it makes one; for one engine per process.
+    instance_id: names this start of the engine and must never be used again, not even by a restart of the actor. The
+    engine uses the actor's placement group, if it has one, and its Ray namespace. Returns what it will go by. Raises
+    RuntimeError outside of Ray and UnsupportedVersion.
+    """
+    owner = context.of_actor(instance_id)
+    os.environ[context.ENVIRONMENT_VARIABLE] = owner.as_json()
+    register()
+    return owner

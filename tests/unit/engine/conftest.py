@@ -22,6 +22,8 @@ from vllm_ray_engine import debris
 from vllm_ray_engine.config import EngineConfig, parse
 from vllm_ray_engine.control import bearer
 
+from .fake_ray import FakeRay
+
 IMAGE = Path(__file__).parent / "image"
 OPERATOR = Path(__file__).parents[3] / "operator"
 TOKEN = "the-ray-token"
@@ -184,6 +186,13 @@ class Launch:
             except OSError:
                 continue
         return found
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    return fake
 
 
 @pytest.fixture

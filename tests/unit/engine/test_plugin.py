@@ -1,10 +1,7 @@
-"""The patches, on stand-ins for what they wrap."""
+"""The table of patches and its application, on stand-ins for what they wrap."""
 
 from __future__ import annotations
 
-import copy
-import json
-import pickle
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -12,171 +9,18 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import context, identity, placement, plugin, teardown
-from vllm_ray_engine.config import ENVIRONMENT_VARIABLE, ConfigError
-from vllm_ray_engine.context import Context, GroupRef
+from vllm_ray_engine import context, placement, plugin, spawn
+from vllm_ray_engine.config import ENVIRONMENT_VARIABLE
+from vllm_ray_engine.context import GroupRef
+from vllm_ray_engine.features import mentions
 from vllm_ray_engine.plugin import Patch
 from vllm_ray_engine.reasons import UnsupportedVersion
 
-from .conftest import DATA, configure
+from .conftest import configure
+from .fake_ray import FakeRay
 
 CONTEXT = context.of_launcher(configure())
 BASE = CONTEXT.instance_id
-
-
-class FakeRay(ModuleType):
-    """A Ray that, as the real one, opens a new job when a handle is killed while it is down."""
-
-    def __init__(self) -> None:
-        super().__init__("ray")
-        self.job: str | None = None
-        self.inits: list[dict[str, Any]] = []
-        self.killed: list[str] = []
-        self.group_state = "CREATED"
-        self.util = SimpleNamespace(
-            get_placement_group=self._get_placement_group,
-            placement_group_table=lambda _: {"state": self.group_state},
-        )
-
-    def _get_placement_group(self, name: str) -> str:
-        if self.group_state == "not made yet":
-            raise ValueError("Failed to look up actor")
-        return f"group {name}"
-
-    def is_initialized(self) -> bool:
-        return self.job is not None
-
-    def init(self, **options: Any) -> None:
-        self.inits.append(options)
-        self.job = f"0{len(self.inits)}000000"
-
-    def get_runtime_context(self) -> SimpleNamespace:
-        return SimpleNamespace(get_job_id=lambda: self.job)
-
-    def kill(self, handle: str) -> None:
-        if self.job is None:
-            self.init()
-        self.killed.append(handle)
-
-
-@pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    fake = FakeRay()
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    return fake
-
-
-# The context.
-
-
-CONTEXTS = {
-    "launched": CONTEXT,
-    "launched rank": Context("base", "space", GroupRef(name="base"), rank=3),
-    "opted in": Context("mine", "theirs", GroupRef(id="ab" * 18)),
-    "without a group": Context("mine", "theirs"),
-}
-
-
-@pytest.mark.parametrize("name", CONTEXTS)
-def test_context_survives_the_environment(name: str) -> None:
-    assert context.from_environment({context.ENVIRONMENT_VARIABLE: CONTEXTS[name].as_json()}) == CONTEXTS[name]
-
-
-def test_context_of_a_launcher() -> None:
-    found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA)})
-    assert found == Context(BASE, BASE, GroupRef(name=BASE, awaited=True))
-
-
-def test_context_of_a_launcher_of_one_rank() -> None:
-    external = {"data": 3, "dataMode": "External", "dataRank": 2, "dataAddress": "10.0.0.1", "dataRpcPort": 9100}
-    found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA | external)})
-    assert found == Context(BASE, BASE, GroupRef(name=f"{BASE}_dp2", awaited=True), rank=2)
-
-
-def test_no_context() -> None:
-    assert context.from_environment({}) is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"group": null}', '{"group": {}, "instance_id": "a"}', '{"group": 1}']
-)
-def test_malformed_context(text: str) -> None:
-    with pytest.raises(ConfigError, match=context.ENVIRONMENT_VARIABLE):
-        context.from_environment({context.ENVIRONMENT_VARIABLE: text})
-
-
-@pytest.mark.parametrize("given", [{}, {"name": "a", "id": "b"}])
-def test_group_is_named_in_one_way(given: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="by its name or by its id"):
-        GroupRef(**given)
-
-
-OWNED = {
-    "": False, BASE: True, f"{BASE}_dp0": True, f"{BASE}_dp12": True, f"{BASE}_dp": False, f"{BASE}_dp0_dp1": False,
-    f"{BASE}2": False, "1796008025453908330": False,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("instance_id", OWNED)
-def test_own_ids(instance_id: str) -> None:
-    assert CONTEXT.owns(instance_id) is OWNED[instance_id]
-
-
-# Identity.
-
-
-class VllmConfig:
-    def __init__(self, instance_id: str = "") -> None:
-        self.instance_id = instance_id
-        self.__post_init__()
-
-    def __post_init__(self) -> None:
-        self.instance_id = "1796008025453908330"
-
-
-def replaced(config: VllmConfig) -> VllmConfig:
-    """As vLLM's `replace`: the constructor, with the old values."""
-    return type(config)(**vars(config))
-
-
-COPIES: dict[str, Callable[[VllmConfig], VllmConfig]] = {
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "replace": replaced,
-    "pickle": lambda config: pickle.loads(pickle.dumps(config)),  # noqa: S301
-}
-
-
-@pytest.mark.parametrize("kind", COPIES)
-def test_instance_id_is_ours_and_a_derived_one_stays(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, CONTEXT))
-    config = VllmConfig()
-    assert config.instance_id == BASE
-    assert COPIES[kind](config).instance_id == BASE
-    config.instance_id += "_dp1"
-    assert COPIES[kind](COPIES[kind](config)).instance_id == f"{BASE}_dp1"
-
-
-def test_a_foreign_id_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, CONTEXT))
-    assert VllmConfig("older-attempt_dp1").instance_id == BASE
-
-
-def test_instance_id_of_a_rank_that_is_launched_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Context("base", "space", rank=3)
-    monkeypatch.setattr(VllmConfig, "__post_init__", identity.set_instance_id(VllmConfig.__post_init__, rank))
-    assert VllmConfig().instance_id == "base_dp3"
-    assert replaced(VllmConfig()).instance_id == "base_dp3"
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, BASE), ({"namespace": None}, BASE), ({"namespace": "theirs"}, "theirs")],
-)
-def test_default_namespace(given: dict[str, Any], expected: str) -> None:
-    init = identity.default_namespace(lambda **options: options, CONTEXT)
-    assert init(address="auto", **given) == {"address": "auto", "namespace": expected}
-
 
 # Placement.
 
@@ -218,80 +62,6 @@ def test_engine_ends_when_the_group_is_taken_back(ray: FakeRay) -> None:
     ray.group_state = "REMOVED"
     with pytest.raises(SystemExit, match=f"{BASE} was removed"):
         placement.wait_created(GroupRef(name=BASE, awaited=True))
-
-
-# Teardown.
-
-
-class Executor:
-    """As vLLM's: makes handles in the present Ray job, and kills them whenever it is shut down."""
-
-    def __init__(self, ray: FakeRay, fails: bool = False) -> None:
-        self._ray = ray
-        self._fails = fails
-        self.ray_worker_handles: list[str] = []
-
-    def _init_executor(self) -> None:
-        self._ray.init()
-        self.ray_worker_handles = ["worker 0", "worker 1"]
-        if self._fails:
-            raise RuntimeError("initialize_worker failed")
-
-    def shutdown(self) -> None:
-        for handle in self.ray_worker_handles:
-            self._ray.kill(handle)
-
-
-@pytest.fixture
-def executor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Executor]:
-    monkeypatch.setattr(Executor, "_init_executor", teardown.remember_job(Executor._init_executor, CONTEXT))
-    monkeypatch.setattr(Executor, "shutdown", teardown.forget_foreign_handles(Executor.shutdown, CONTEXT))
-    return lambda **options: Executor(ray, **options)
-
-
-def test_teardown_in_the_same_job_kills(ray: FakeRay, executor: Callable[..., Executor]) -> None:
-    made = executor()
-    made._init_executor()
-    made.shutdown()
-    assert ray.killed == ["worker 0", "worker 1"]
-
-
-def test_teardown_when_ray_is_down_does_nothing(ray: FakeRay, executor: Callable[..., Executor]) -> None:
-    made = executor()
-    made._init_executor()
-    ray.job = None
-    made.shutdown()
-    assert (ray.killed, len(ray.inits)) == ([], 1)
-
-
-def test_teardown_in_another_job_does_nothing(ray: FakeRay, executor: Callable[..., Executor]) -> None:
-    made = executor()
-    made._init_executor()
-    ray.init()
-    made.shutdown()
-    assert ray.killed == []
-
-
-def test_teardown_after_a_failure_while_workers_are_made(ray: FakeRay, executor: Callable[..., Executor]) -> None:
-    made = executor(fails=True)
-    with pytest.raises(RuntimeError):
-        made._init_executor()
-    ray.job = None
-    made.shutdown()
-    assert (ray.killed, len(ray.inits)) == ([], 1)
-
-
-def test_teardown_while_workers_are_being_made(ray: FakeRay, executor: Callable[..., Executor]) -> None:
-    made = executor()
-    ray.init()
-    made.ray_worker_handles = ["worker 0"]
-    made.shutdown()
-    assert ray.killed == ["worker 0"]
-
-
-def test_teardown_without_handles(ray: FakeRay, executor: Callable[..., Executor]) -> None:
-    executor().shutdown()
-    assert (ray.killed, ray.inits) == ([], [])
 
 
 # The table and its application.
@@ -362,3 +132,37 @@ def test_plugin_is_inert_outside_an_engine_of_ours(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(plugin, "apply", lambda *_: pytest.fail("it patched"))
     plugin.register()
+
+
+def learned(handle: Any) -> Any:
+    """As a shutdown that upstream has fixed."""
+    return [one for one in handle.actors if one.is_initialized() and one.get_job_id()]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (learned, True),
+        (lambda handle: handle.is_initialized(), False),
+        (lambda handle: (lambda: handle.get_job_id(1)) if handle.is_initialized() else None, True),
+        (len, False),
+    ],
+    ids=["in a comprehension", "half of it", "in an inner function", "not written in Python"],
+)
+def test_mentions(function: Callable[..., Any], expected: bool) -> None:
+    assert mentions("is_initialized", "get_job_id")(function) is expected
+
+
+def test_enable(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> None:
+    applied: list[Any] = []
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setenv(context.ENVIRONMENT_VARIABLE, "")
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setattr(plugin, "apply", lambda _patches, owner, _release: applied.append(owner))
+    monkeypatch.setattr(plugin.versions, "release", lambda _: RELEASE)
+    monkeypatch.setattr(plugin.process_tree, "die_with_parent", lambda _: pytest.fail("it is no process of ours"))
+    ray.init()
+    ray.runtime.namespace, ray.runtime.get_placement_group_id = "space", lambda: None
+    owner = plugin.enable("mine-1")
+    assert applied == [owner] == [context.from_environment()]
+    assert spawn.os.environ["RAY_ADDRESS"] == "10.0.0.1:6379"
