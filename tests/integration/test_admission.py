@@ -176,6 +176,14 @@ GOOD: dict[str, Object] = {
     "a second device": workers(resources={"limits": {"rdma/hca": 1}}),
     "queue label": {"cluster": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}},
     "annotation": {"cluster": {"annotations": {"example.org/note": "two words"}}},
+    "a roll in numbers": {"rollout": {"maxUnavailable": 2, "maxSurge": 1, "progressDeadlineSeconds": 600}},
+    "a roll in shares": {"rollout": {"maxUnavailable": "25%", "maxSurge": "100%", "clusterUpgrade": "Recreate"}},
+    "none unavailable, one more": {"rollout": {"maxUnavailable": "0%", "maxSurge": 1}},
+    "all at once, whatever the numbers": {"rollout": {"type": "Recreate", "maxUnavailable": 0}},
+    "paused": {"rollout": {"paused": True}},
+    "undo": {"rollout": {"toRevision": "chat-engine-1a2b3c4d"}},
+    "restart": {"restartedAt": "2026-01-02T03:04:05Z", "restart": {"backoffSeconds": 300, "crashLoopAfter": 1}},
+    "no drain, no history": {"engine": {"drainTimeoutSeconds": 0}, "revisionHistoryLimit": 0},
     "overlay of anything": workers(template={"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}),
 }
 
@@ -188,6 +196,42 @@ def test_lets_in(server: Server, name: str) -> None:
 
 # name: (spec, field, part of the message)
 BAD: dict[str, tuple[Object, str, str]] = {
+    # Rolls
+    "nothing may be unavailable": (
+        {"rollout": {"maxUnavailable": 0}},
+        "spec.rollout.maxUnavailable",
+        "must not both be 0",
+    ),
+    "nothing either way": (
+        {"rollout": {"maxUnavailable": "0%", "maxSurge": 0}},
+        "spec.rollout.maxUnavailable",
+        "must not both be 0",
+    ),
+    "more than all": ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable", "should match"),
+    "a share without its sign": ({"rollout": {"maxSurge": "25"}}, "spec.rollout.maxSurge", "should match"),
+    "less than none": (
+        {"rollout": {"maxUnavailable": -1}},
+        "spec.rollout.maxUnavailable",
+        "should be greater than or equal to 0",
+    ),
+    "an upgrade that is not there yet": (
+        {"rollout": {"clusterUpgrade": "BlueGreen"}},
+        "spec.rollout.clusterUpgrade",
+        'supported values: "Recreate"',
+    ),
+    "another way to roll": ({"rollout": {"type": "OnDelete"}}, "spec.rollout.type", "supported values"),
+    "undo to no name": ({"rollout": {"toRevision": "Chat 3"}}, "spec.rollout.toRevision", "should match"),
+    "no moment": ({"restartedAt": "now"}, "spec.restartedAt", "date-time"),
+    "shorter at most than at first": (
+        {"restart": {"backoffSeconds": 301}},
+        "spec.restart.maxBackoffSeconds",
+        "must not be less",
+    ),
+    "endless drain": (
+        {"engine": {"drainTimeoutSeconds": 100000}},
+        "spec.engine.drainTimeoutSeconds",
+        "should be less than or equal to 86400",
+    ),
     # Types, bounds and unknown fields
     "no model": ({"model": {"uri": ""}}, "spec.model.uri", "should be at least 1 chars long"),
     "model of a wrong type": ({"model": "hf://a/b"}, "spec.model", "must be of type object"),

@@ -57,7 +57,7 @@ def _fields(schema: Schema, path: str) -> Iterator[tuple[str, str, str]]:
 
 def _type(field: Schema) -> str:
     if field.get("x-kubernetes-int-or-string"):
-        return "quantity"
+        return "integer or percentage" if "%" in field.get("pattern", "") else "quantity"
     if "enum" in field:
         return " or ".join(f"`{value}`" for value in field["enum"])
     match field:

@@ -230,6 +230,32 @@ _WORKERS = tuple(
     for kind in ("requests", "limits")
 )
 
+
+def _is_zero(field: str, *, default: bool) -> str:
+    """Return CEL that is true when a number or percentage is 0. ``default``: whether one that is left out is."""
+    value = f"(type(self.{field}) == string ? self.{field} == '0%' : self.{field} == 0)"
+    return f"(!has(self.{field}) || {value})" if default else f"(has(self.{field}) && {value})"
+
+
+_ROLLOUT = (
+    Rule(
+        f"(has(self.type) && self.type == 'Recreate') || !{_is_zero('maxUnavailable', default=False)} "
+        f"|| !{_is_zero('maxSurge', default=True)}",
+        "spec.rollout.maxUnavailable and maxSurge must not both be 0, or no replica could ever be restarted: "
+        "allow one to be unavailable, or one more than replicas if there are accelerators for it",
+        field=".maxUnavailable",
+    ),
+)
+
+_RESTART = (
+    Rule(
+        "(has(self.maxBackoffSeconds) ? self.maxBackoffSeconds : 300) >= "
+        "(has(self.backoffSeconds) ? self.backoffSeconds : 10)",
+        "spec.restart.maxBackoffSeconds (default 300) must not be less than backoffSeconds (default 10)",
+        field=".maxBackoffSeconds",
+    ),
+)
+
 _METADATA = tuple(map(_metadata, owned.METADATA))
 
 # By the path of the schema that carries them; "[]" is the item of a list, "" the whole object.
@@ -243,6 +269,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "spec.parallelism": _PARALLELISM,
     "spec.cluster": _CLUSTER,
     "spec.cluster.workers": _WORKERS,
+    "spec.rollout": _ROLLOUT,
+    "spec.restart": _RESTART,
     "spec.cluster.labels": _METADATA,
     "spec.cluster.annotations": _METADATA,
 }

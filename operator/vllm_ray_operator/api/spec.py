@@ -7,6 +7,7 @@ into them by a newer CRD) would look like a change by the user and roll a fleet.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -22,6 +23,8 @@ Quantity = (
         Field(pattern=r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$", max_length=32),
     ]
 )
+# As in a Deployment: a number of replicas, or a share of them.
+Count = Annotated[int, Field(ge=0, le=256)] | Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$", max_length=4)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")]
 AnnotationValue = Annotated[str, Field(max_length=65536)]
 PodOverlay = Annotated[
@@ -99,6 +102,15 @@ class Engine(ApiModel):
         le=86400,
         description="How long an engine may take from its start until it is ready. Default: 1800.",
     )
+    drain_timeout_seconds: int = Field(
+        default=30,
+        ge=0,
+        le=86400,
+        description=(
+            "How long a replica that is stopped on purpose may finish its requests after it has left the traffic. "
+            "Default: 30. Changing it restarts nothing."
+        ),
+    )
     shm_size: Quantity | None = Field(default=None, description="Size of /dev/shm in each pod. Default: 8Gi.")
 
 
@@ -175,6 +187,70 @@ class Cluster(ApiModel):
     )
 
 
+class Rollout(ApiModel):
+    """How a changed spec reaches the replicas."""
+
+    type: Literal["RollingUpdate", "Recreate"] = Field(
+        default="RollingUpdate",
+        description=(
+            "RollingUpdate (default): a change of the engine restarts replica by replica. Recreate: all at once."
+        ),
+    )
+    max_unavailable: Count = Field(
+        default=1,
+        description=(
+            "How many replicas, or which share of them (rounded down), may be away at once on purpose. Default: 1."
+        ),
+    )
+    max_surge: Count = Field(
+        default=0,
+        description=(
+            "How many replicas, or which share of them (rounded up), a roll may have more than `replicas`; each needs "
+            "accelerators of its own. Default: 0."
+        ),
+    )
+    cluster_upgrade: Literal["Recreate"] = Field(
+        default="Recreate",
+        description=(
+            "How a change of the image or the pods is made. Recreate (default, and the only way yet): all replicas "
+            "stop, then the new RayCluster is made: no spare accelerators are needed."
+        ),
+    )
+    progress_deadline_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=604800,
+        description=(
+            "A roll in which no replica gets ready for that long says so and takes no further replica. "
+            "Default: engine.startupTimeoutSeconds plus 600."
+        ),
+    )
+    paused: bool = Field(
+        default=False,
+        description="Changes of the spec wait, a roll stops where it is. What fails is restarted as it was.",
+    )
+    to_revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9][a-z0-9.-]*$",
+        description=(
+            "Undo: name of a kept engine revision (`kubectl get controllerrevisions`) that is to run instead of what "
+            "the rest of the spec says about the engine, until this field is removed."
+        ),
+    )
+
+
+class Restart(ApiModel):
+    """When a replica that failed starts again: after a time that doubles with every failure in a row."""
+
+    backoff_seconds: int = Field(default=10, ge=1, le=3600, description="After the first failure. Default: 10.")
+    max_backoff_seconds: int = Field(default=300, ge=1, le=86400, description="At most. Default: 300.")
+    crash_loop_after: int = Field(
+        default=3, ge=1, le=1000, description="Failures in a row that are called a crash loop. Default: 3."
+    )
+
+
 class VLLMDeploymentSpec(ApiModel):
     """What the user asks for."""
 
@@ -188,3 +264,15 @@ class VLLMDeploymentSpec(ApiModel):
     engine: Engine = Field(default_factory=Engine)
     parallelism: Parallelism = Field(default_factory=Parallelism)
     cluster: Cluster = Field(default_factory=Cluster)
+    rollout: Rollout = Field(default_factory=Rollout)
+    restart: Restart = Field(default_factory=Restart)
+    restarted_at: datetime | None = Field(
+        default=None,
+        description="A restart on demand: any new time here rolls the engines like a change of their arguments.",
+    )
+    revision_history_limit: int = Field(
+        default=10,
+        ge=0,
+        le=100,
+        description="Revisions of each kind that are kept, beside those in use, to go back to. Default: 10.",
+    )

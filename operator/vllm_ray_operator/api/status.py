@@ -11,7 +11,7 @@ from vllm_ray_operator.api.base import ApiModel
 
 ConditionType = Literal["Ready", "Progressing", "ClusterReady", "Degraded"]
 ConditionStatus = Literal["True", "False", "Unknown"]
-Phase = Literal["Pending", "Starting", "Ready", "NotReady", "Stopping", "Fencing", "Backoff", "Stopped"]
+Phase = Literal["Pending", "Starting", "Ready", "NotReady", "Draining", "Stopping", "Fencing", "Backoff", "Stopped"]
 
 
 class Condition(ApiModel):
@@ -87,6 +87,10 @@ class Stop(ApiModel):
     message: str
     time: datetime
     failure: bool
+    drain_deadline: datetime | None = Field(
+        default=None, description="Until when it may finish its requests; absent when there is nothing to finish."
+    )
+    drained_time: datetime | None = Field(default=None, description="When its requests were done, or time was up.")
     recycle: bool = Field(default=False, description="The slot's pods are deleted because the fence did not close.")
 
 
@@ -121,16 +125,28 @@ class ReplicaStatus(ApiModel):
         default="Pending",
         description=(
             "Pending: waits for its pods. Starting: an attempt is on its way. Ready: it serves. NotReady: it runs and "
-            "does not serve. Stopping, Fencing: an attempt ends. Backoff: waits before the next. Stopped: by wish."
+            "does not serve. Draining: out of traffic, it finishes its requests. Stopping, Fencing: an attempt ends. "
+            "Backoff: waits before the next. Stopped: by wish."
         ),
     )
     message: str = Field(default="", description="What it waits for or what is wrong, in plain words.")
     attempt: Attempt | None = Field(default=None, description="The attempt that is not fenced yet, if any.")
+    revision: str | None = Field(default=None, description="The engine revision of its newest attempt.")
     restarts: int = Field(default=0, description="Attempts after the first.")
     failures: int = Field(default=0, description="Failures in a row; a replica that stays ready resets it.")
     next_start_time: datetime | None = Field(default=None, description="When the next attempt may start.")
     last_failure: Failure | None = None
     last_fence: Fence | None = None
+
+
+class RolloutStatus(ApiModel):
+    """A roll that is not complete yet."""
+
+    revision: str = Field(description="The engine revision that the replicas are taken to.")
+    updated_ready: int = Field(description="Replicas that serve with it: most that there were at once.")
+    progress_time: datetime = Field(description="When it began, went on after a pause, or last got one more ready.")
+    paused: bool = False
+    stalled: bool = Field(default=False, description="Past its progress deadline: no further replica is taken.")
 
 
 class VLLMDeploymentStatus(ApiModel):
@@ -148,8 +164,10 @@ class VLLMDeploymentStatus(ApiModel):
     endpoint: str | None = Field(default=None, description="Base URL of the OpenAI-compatible API in the cluster.")
     current_replicas: int = Field(default=0, description="Replicas that exist, ready or not.")
     ready_replicas: int = Field(default=0, description="Replicas that serve.")
+    updated_replicas: int = Field(default=0, description="Replicas whose engine is what the spec asks for.")
     replica_summary: str = Field(default="", description="Ready of wanted replicas, as shown by kubectl get.")
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
+    rollout: RolloutStatus | None = Field(default=None, description="The roll that is under way, if any.")
     replicas: list[ReplicaStatus] = Field(default_factory=list)
     conditions: list[Condition] = Field(default_factory=list)
 

@@ -65,6 +65,7 @@ def parse_state(reply: Mapping[str, Any]) -> EngineState | None:
                 (int(rank["rank"]), str(rank["instanceId"]), tuple(str(ip) for ip in rank.get("nodeIps") or ()))
                 for rank in reply.get("ranks") or ()
             ),
+            drained=drained if isinstance(drained := reply.get("drained"), bool) else None,
             cause={str(key): _text(value) for key, value in cause.items() if value is not None} if cause else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError):

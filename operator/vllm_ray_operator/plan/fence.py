@@ -77,15 +77,15 @@ def was_seen(attempt: Attempt) -> bool:
 
 def survivors(attempt: Attempt, world: World) -> list[Pod]:
     """Return the pods whose Ray container still is the one that may hold a part of the attempt."""
-    pods = {pod.uid: pod for pod in world.pods}
-    return [pods[ref.uid] for ref in attempt.session.slot if ref.uid in pods and _same_life(ref, pods[ref.uid])]
+    there = ((ref, world.pods.get(ref.uid)) for ref in attempt.session.slot)
+    return [pod for ref, pod in there if pod is not None and _same_life(ref, pod)]
 
 
 def holders(attempt: Attempt, world: World, group: str) -> list[ContainerRef]:
     """Return the containers that hold a part of the attempt or, as long as its job runs, may come to hold one."""
     alive = {pod.uid for pod in survivors(attempt, world)}
     kept = [ref for ref in attempt.session.slot if ref.uid in alive]
-    slot = (p for p in world.pods if p.cluster == attempt.ray_cluster and not p.is_head and p.group == group)
+    slot = world.slot(attempt.ray_cluster, group)
     return [*kept, *(reference(pod) for pod in slot if pod.uid not in alive)]
 
 

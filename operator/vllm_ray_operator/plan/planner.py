@@ -7,11 +7,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import fence, names, raycluster, revision, status, traffic
+from vllm_ray_operator.plan import fence, names, raycluster, revision, rollout, status, traffic
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
+from vllm_ray_operator.plan.aim import Aim
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
-from vllm_ray_operator.plan.replica import Aim, head_obstacle, plan_replica, start_obstacle
+from vllm_ray_operator.plan.replica import plan_replica
 from vllm_ray_operator.plan.revision import Chosen, Defaults, ResolvedEngine
+from vllm_ray_operator.plan.starting import head_obstacle, start_obstacle
 from vllm_ray_operator.plan.world import Problem, World
 
 RAY_ERROR_POLL_SECONDS = 5.0
@@ -25,43 +27,57 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     status first, and carries out the actions only if that succeeded.
     """
     deployment = world.deployment
+    spec, stored = deployment.spec, deployment.status
     asked: tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]] | None = None
     try:
-        asked = revision.choose_cluster(world, defaults), revision.choose_engine(world)
+        asked = _ask(world, defaults)
     except Unresolvable as error:
         world = replace(world, problems=(Problem(error.reason, str(error)), *world.problems))
+    now_used = revision.current(world)
+    waits = spec.rollout.paused and now_used is not None and asked != now_used
+    if waits:
+        asked = now_used
     unsaved = tuple(Create(chosen.create) for chosen in asked or () if chosen.create is not None)
     # Nothing is made from a revision that is not stored: the next operator could resolve it otherwise. Until it is,
     # and as long as the spec cannot be resolved, what runs is looked after as it was.
-    target = asked if asked is not None and not unsaved else revision.current(world)
+    target = asked if asked is not None and not unsaved else now_used
     if target is None or not world.clusters_known:
         return _report(world, now, unsaved)
     cluster, engine = target
-    counter = _Counter(deployment.status.last_attempt)
+    counter = _Counter(stored.last_attempt)
     cluster_name = names.ray_cluster(deployment.name, cluster.digest)
-    aim = Aim(world, now, cluster, cluster_name, engine, counter.take, new_nonce)
+    held = rollout.is_held(world, engine.name)
+    engines = revision.engines(world)
+    aim = Aim(world, now, cluster, cluster_name, engine, engines, held, counter.take, new_nonce)
+    limits = rollout.limits(spec.rollout, spec.replicas)
+    count = spec.replicas + rollout.surge(world, limits.surge)
 
-    actions: list[Action] = [*unsaved]
-    known = {r.index: r for r in deployment.status.replicas}
-    replicas: list[ReplicaStatus] = []
-    wakes: list[float] = [0.0] if unsaved else []
-    for index in sorted({*known, *range(deployment.spec.replicas)}):
-        wanted = index < deployment.spec.replicas
-        step = plan_replica(aim, known.get(index, ReplicaStatus(index=index)), wanted=wanted)
-        actions.extend(step.actions)
-        if step.wake_after is not None:
-            wakes.append(step.wake_after)
-        if wanted or step.status.attempt is not None:
-            replicas.append(step.status)
-    actions.extend(_sync_clusters(aim, replicas))
+    known = {r.index: r for r in stored.replicas}
+    drafts = [
+        plan_replica(aim, known.get(index, ReplicaStatus(index=index)), wanted=index < count)
+        for index in sorted({*known, *range(count)})
+    ]
+    rollout.take(aim, drafts, limits.stay_ready)
+    replicas = [d.status for d in drafts if d.status.index < count or d.status.attempt is not None]
+    actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
+    wakes = [0.0] if unsaved else []
+    wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
+    actions.extend(_sync_clusters(aim, replicas, count))
     actions.extend(traffic.sync(world, replicas, engine.resolved.port))
     if not unsaved:
         actions.extend(_prune(world, cluster.name, engine.name, replicas))
-    generation = deployment.status.observed_generation if unsaved else deployment.generation
-    after, news = _status(aim, replicas, counter.value, generation)
+    generation = stored.observed_generation if unsaved else deployment.generation
+    after, news = _status(aim, replicas, counter.value, generation, waits=waits)
     if (ray_cluster := world.cluster(cluster_name)) is not None and ray_cluster.ray_error:
         wakes.append(RAY_ERROR_POLL_SECONDS)
+    if (deadline := rollout.wake_after(aim, after.rollout)) is not None:
+        wakes.append(deadline)
     return Plan(after, (*actions, *news), min(wakes, default=None))
+
+
+def _ask(world: World, defaults: Defaults) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]]:
+    cluster = revision.choose_cluster(world, defaults)
+    return cluster, revision.choose_engine(world, cluster.resolved)
 
 
 class _Counter:
@@ -75,8 +91,11 @@ class _Counter:
         return self.value
 
 
-def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
-    """Keep exactly the RayCluster of the wanted revision; an older one goes when no attempt is left on it."""
+def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus], count: int) -> list[Action]:
+    """Keep exactly the RayCluster of the wanted revision; an older one goes when no attempt is left on it.
+
+    ``count``: how many slots it is to have, those of replicas that leave apart.
+    """
     world, actions = aim.world, list[Action]()
     stored = {r.index: r for r in world.deployment.status.replicas}
     attempts = [r.attempt for r in (*replicas, *stored.values()) if r.attempt is not None]
@@ -86,11 +105,11 @@ def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
             actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
     target = world.cluster(aim.cluster_name)
     staying = {r.index for r in replicas if r.attempt is not None and r.attempt.ray_cluster == aim.cluster_name}
-    wanted = {*range(world.deployment.spec.replicas), *staying}
+    wanted = {*range(count), *staying}
     if target is None:
         # The accelerators of the old one have to be free first.
         if not world.clusters:
-            actions.append(Create(_manifest(aim, aim.cluster)))
+            actions.append(Create(_manifest(aim, aim.cluster, count)))
     elif not target.deleting:
         patch = raycluster.sync_slots(target, aim.cluster.resolved, wanted)
         if patch is not None:
@@ -103,23 +122,20 @@ def _is_stranded(attempt: Attempt, world: World) -> bool:
     return attempt.stop is not None and attempt.stop.recycle and not fence.survivors(attempt, world)
 
 
-def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster]) -> dict[str, object]:
-    deployment = aim.world.deployment
-    manifest = raycluster.manifest(
-        deployment, aim.cluster_name, cluster.name, cluster.resolved, deployment.spec.replicas
-    )
-    return dict(manifest)
+def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster], count: int) -> dict[str, object]:
+    return dict(raycluster.manifest(aim.world.deployment, aim.cluster_name, cluster.name, cluster.resolved, count))
 
 
 def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     in_use = {cluster, engine, *(c.revision for c in world.clusters)}
     in_use |= {r.attempt.engine_revision for r in replicas if r.attempt is not None}
+    in_use |= {r.revision for r in replicas if r.revision is not None}
     surplus = revision.surplus(world, sorted(in_use))
     return [Delete("ControllerRevision", r.name, None, "beyond the history limit") for r in surplus]
 
 
 def _status(
-    aim: Aim, replicas: list[ReplicaStatus], last_attempt: int, generation: int
+    aim: Aim, replicas: list[ReplicaStatus], last_attempt: int, generation: int, *, waits: bool
 ) -> tuple[VLLMDeploymentStatus, list[Action]]:
     deployment, problems = aim.world.deployment, aim.world.problems
     count = deployment.spec.replicas
@@ -127,7 +143,13 @@ def _status(
     target = aim.world.cluster(aim.cluster_name)
     pods = aim.cluster.resolved.pods_per_slot
     obstacles = [start_obstacle(target, r.index, pods) for r in wanted] or [head_obstacle(target)]
-    judged = status.verdicts(replicas, count, status.cluster_verdict(target, obstacles, problems), problems)
+    roll = rollout.progress(aim, replicas)
+    updated = sum(rollout.is_updated(aim, r) for r in wanted)
+    judged = status.verdicts(
+        status.Situation(replicas, count, updated, roll, waits, deployment.spec.restart.crash_loop_after),
+        status.cluster_verdict(target, obstacles, problems),
+        problems,
+    )
     conditions = status.conditions(deployment.status, judged, generation, aim.now)
     ready = sum(r.phase == "Ready" for r in wanted)
     after = VLLMDeploymentStatus(
@@ -139,6 +161,8 @@ def _status(
         endpoint=traffic.base_url(deployment, aim.engine.resolved.port),
         current_replicas=len(replicas),
         ready_replicas=ready,
+        updated_replicas=updated,
+        rollout=roll,
         replica_summary=f"{ready}/{count}",
         selector=",".join(f"{key}={value}" for key, value in sorted(names.worker_selector(deployment.name).items())),
         replicas=replicas,
@@ -154,7 +178,10 @@ def _report(world: World, now: datetime, unsaved: tuple[Create, ...]) -> Plan:
     if not problems:
         return Plan(deployment.status, unsaved, wake_after)
     cluster = status.cluster_verdict(None, (), problems)
-    judged = status.verdicts(deployment.status.replicas, deployment.spec.replicas, cluster, problems)
+    old, spec = deployment.status, deployment.spec
+    loop = spec.restart.crash_loop_after
+    situation = status.Situation(old.replicas, spec.replicas, old.updated_replicas, old.rollout, False, loop)
+    judged = status.verdicts(situation, cluster, problems)
     conditions = status.conditions(deployment.status, judged, deployment.generation, now)
     summary = f"{deployment.status.ready_replicas}/{deployment.spec.replicas}"
     after = deployment.status.model_copy(

@@ -6,8 +6,10 @@ the operator or its defaults changed. So an operator upgrade rolls nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
 from vllm_ray_operator.api.base import ApiModel
@@ -15,8 +17,6 @@ from vllm_ray_operator.api.spec import EnvVar, VLLMDeploymentSpec
 from vllm_ray_operator.plan import model_uri, names
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable, accelerators_per_node, render_cluster
 from vllm_ray_operator.plan.world import Deployment, Manifest, Revision, World
-
-HISTORY_LIMIT = 10
 
 DEFAULT_PORT = 8000
 DEFAULT_STARTUP_TIMEOUT_SECONDS = 1800
@@ -42,6 +42,7 @@ class ResolvedEngine(ApiModel):
     args: list[str]
     env: list[EnvVar]
     startup_timeout_seconds: int
+    restarted_at: datetime | None = None
 
 
 ResolvedT = TypeVar("ResolvedT", ResolvedCluster, ResolvedEngine)
@@ -73,15 +74,20 @@ def cluster_input(raw: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+# Of spec.engine: what decides how pods look, and what only the operator goes by.
+_NOT_ENGINE = ("image", "shmSize", "drainTimeoutSeconds")
+
+
 def engine_input(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the written spec that decides how the engine is run in a given cluster."""
-    engine = {k: v for k, v in (raw.get("engine") or {}).items() if k not in ("image", "shmSize")}
+    engine = {k: v for k, v in (raw.get("engine") or {}).items() if k not in _NOT_ENGINE}
     workers = (raw.get("cluster") or {}).get("workers") or {}
     return _present(
         model=raw.get("model"),
         engine=engine,
         parallelism=raw.get("parallelism"),
         acceleratorsPerNode=workers.get("acceleratorsPerNode"),
+        restartedAt=raw.get("restartedAt"),
     )
 
 
@@ -101,14 +107,42 @@ def choose_cluster(world: World, defaults: Defaults) -> Chosen[ResolvedCluster]:
     return _new(world, "cluster", written, resolved)
 
 
-def choose_engine(world: World) -> Chosen[ResolvedEngine]:
-    """Return the engine revision of the spec."""
+def choose_engine(world: World, cluster: ResolvedCluster) -> Chosen[ResolvedEngine]:
+    """Return the engine revision of the spec: what it describes, or the kept one that it names.
+
+    Raises:
+        Unresolvable: the revision that it names is not kept any more, or does not fit the pods that it describes.
+    """
     deployment = world.deployment
+    if deployment.spec.rollout.to_revision is not None:
+        return _undo(world, deployment.spec.rollout.to_revision, cluster)
     written = engine_input(deployment.raw_spec)
     stored = _stored(world, "engine", written)
     if stored is not None:
         return _kept(stored, ResolvedEngine)
     return _new(world, "engine", written, render_engine(deployment.spec))
+
+
+def _undo(world: World, name: str, cluster: ResolvedCluster) -> Chosen[ResolvedEngine]:
+    kept = {r.name: r for r in world.revisions if r.kind == "engine"}
+    if name not in kept:
+        newest = sorted(kept.values(), key=lambda r: -r.number)[:5]
+        raise Unresolvable(
+            "RevisionNotFound",
+            f"spec.rollout.toRevision: there is no engine revision {name}. Kept are, newest first: "
+            f"{', '.join(r.name for r in newest) or 'none'}. Remove the field to run what the spec describes",
+        )
+    chosen = _kept(kept[name], ResolvedEngine)
+    engine = chosen.resolved
+    pods = math.ceil(engine.tensor * engine.pipeline / engine.accelerators_per_node)
+    if (pods, engine.accelerators_per_node) != (cluster.pods_per_slot, cluster.accelerators_per_pod):
+        raise Unresolvable(
+            "RevisionDoesNotFit",
+            f"spec.rollout.toRevision: {name} needs {pods} pods of {engine.accelerators_per_node} accelerators for a "
+            f"replica, the spec makes {cluster.pods_per_slot} of {cluster.accelerators_per_pod}: set spec.parallelism "
+            f"back to tensor {engine.tensor}, pipeline {engine.pipeline}",
+        )
+    return chosen
 
 
 def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]] | None:
@@ -119,6 +153,13 @@ def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngin
     if cluster is None or engine is None:
         return None
     return _kept(cluster, ResolvedCluster), _kept(engine, ResolvedEngine)
+
+
+def engines(world: World) -> dict[str, ResolvedEngine]:
+    """Return the stored engine revisions that replicas run or ran last, written out, by name."""
+    replicas = world.deployment.status.replicas
+    used = {r.revision for r in replicas} | {r.attempt.engine_revision for r in replicas if r.attempt is not None}
+    return {r.name: ResolvedEngine.model_validate(r.resolved) for r in world.revisions if r.name in used}
 
 
 def render_engine(spec: VLLMDeploymentSpec) -> ResolvedEngine:
@@ -136,13 +177,17 @@ def render_engine(spec: VLLMDeploymentSpec) -> ResolvedEngine:
         args=list(spec.engine.args),
         env=list(spec.engine.env),
         startup_timeout_seconds=spec.engine.startup_timeout_seconds or DEFAULT_STARTUP_TIMEOUT_SECONDS,
+        restarted_at=spec.restarted_at,
     )
 
 
 def surplus(world: World, in_use: Sequence[str]) -> list[Revision]:
-    """Return the stored revisions beyond the history limit, oldest first; those in use always stay."""
-    unused = sorted((r for r in world.revisions if r.name not in in_use), key=lambda r: r.number)
-    return unused[: max(0, len(unused) - HISTORY_LIMIT)]
+    """Return the stored revisions of each kind beyond the history limit, oldest first; those in use always stay."""
+    limit, result = world.deployment.spec.revision_history_limit, list[Revision]()
+    for kind in ("cluster", "engine"):
+        unused = [r for r in world.revisions if r.kind == kind and r.name not in in_use]
+        result += sorted(unused, key=lambda r: r.number)[: max(0, len(unused) - limit)]
+    return result
 
 
 def _stored(world: World, kind: Literal["cluster", "engine"], written: Mapping[str, Any]) -> Revision | None:
@@ -200,5 +245,6 @@ __all__ = [
     "choose_cluster",
     "choose_engine",
     "current",
+    "engines",
     "surplus",
 ]

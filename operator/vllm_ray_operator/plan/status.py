@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from vllm_ray_operator.api.status import Condition, ConditionStatus, ConditionType, ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import restart
+from vllm_ray_operator.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    ReplicaStatus,
+    RolloutStatus,
+    VLLMDeploymentStatus,
+)
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.world import Cluster, Problem
 
@@ -51,40 +57,81 @@ def _what_is_waited_for(cluster: Cluster, waiting: str) -> Verdict:
     return Verdict("False", "WaitingForPods", waiting)
 
 
-def verdicts(
-    replicas: Sequence[ReplicaStatus], count: int, cluster: Verdict, problems: Sequence[Problem]
-) -> dict[ConditionType, Verdict]:
-    """Judge the deployment. ``count`` is how many replicas are asked for, ``replicas`` those that exist."""
-    wanted = [r for r in replicas if r.index < count]
-    leaving = len(replicas) - len(wanted)
-    ready = sum(r.phase == "Ready" for r in wanted)
-    unready = [r for r in wanted if r.phase != "Ready"]
+@dataclass(frozen=True)
+class Situation:
+    """What the replicas are, and the roll they are in.
+
+    ``count``: how many are asked for; ``replicas`` are those that exist. ``waits``: the spec has changes that wait for
+    the end of a pause. ``crash_loop_after``: failures in a row that are called a crash loop.
+    """
+
+    replicas: Sequence[ReplicaStatus]
+    count: int
+    updated: int
+    rollout: RolloutStatus | None
+    waits: bool
+    crash_loop_after: int
+
+    @property
+    def wanted(self) -> list[ReplicaStatus]:
+        """The replicas that are asked for."""
+        return [r for r in self.replicas if r.index < self.count]
+
+
+def verdicts(situation: Situation, cluster: Verdict, problems: Sequence[Problem]) -> dict[ConditionType, Verdict]:
+    """Judge the deployment."""
+    main = _main(situation, cluster, problems)
+    return {
+        "Ready": main,
+        "ClusterReady": cluster,
+        "Degraded": _degraded(situation, main, cluster, problems),
+        "Progressing": _progressing(situation, main, problems),
+    }
+
+
+def _main(situation: Situation, cluster: Verdict, problems: Sequence[Problem]) -> Verdict:
+    count, rollout = situation.count, situation.rollout
+    ready = sum(r.phase == "Ready" for r in situation.wanted)
+    unready = [r for r in situation.wanted if r.phase != "Ready"]
     if problems:
-        main = Verdict("False", problems[0].reason, problems[0].message)
-    elif count == 0:
-        main = Verdict("True", "ScaledToZero", "no replica is asked for")
-    elif ready == count:
-        main = Verdict("True", "AllReplicasReady", f"{count} of {count} replicas ready")
-    else:
-        reason, detail = _why_not_ready(unready, cluster)
-        main = Verdict("False", reason, f"{ready} of {count} replicas ready: {detail}")
-    result: dict[ConditionType, Verdict] = {"Ready": main, "ClusterReady": cluster}
-    result["Degraded"] = _degraded(wanted, main, cluster, problems)
+        return Verdict("False", problems[0].reason, problems[0].message)
+    if count == 0:
+        return Verdict("True", "ScaledToZero", "no replica is asked for")
+    if ready == count and rollout is None:
+        return Verdict("True", "AllReplicasReady", f"{count} of {count} replicas ready")
+    figures = f"{ready} of {count} replicas ready"
+    if rollout is not None:
+        figures += f", {situation.updated} of {count} updated"
+    if not unready and rollout is not None:
+        return Verdict("False", "RollingUpdate", figures)
+    reason, detail = _why_not_ready(unready, cluster)
+    if rollout is not None and cluster.status == "True" and not any(_has_failed(r) for r in unready):
+        reason = "RollingUpdate"
+    return Verdict("False", reason, f"{figures}: {detail}")
+
+
+def _progressing(situation: Situation, main: Verdict, problems: Sequence[Problem]) -> Verdict:
+    rollout, leaving = situation.rollout, len(situation.replicas) - len(situation.wanted)
+    if not problems and rollout is not None and rollout.paused:
+        return Verdict("Unknown", "RolloutPaused", f"{main.message}; the roll is paused by spec.rollout.paused")
+    if not problems and rollout is not None and rollout.stalled:
+        return Verdict("False", "ProgressDeadlineExceeded", f"{main.message}; no further replica is taken")
     if main.status == "False":
-        result["Progressing"] = Verdict("True", main.reason, main.message)
-    elif leaving:
-        result["Progressing"] = Verdict("True", "ScalingDown", f"{leaving} replicas are being stopped")
-    else:
-        result["Progressing"] = Verdict("False", "Complete", "all that the spec asks for is there")
-    return result
+        return Verdict("True", main.reason, main.message)
+    if situation.waits:
+        return Verdict("Unknown", "RolloutPaused", "changes of the spec wait for the end of spec.rollout.paused")
+    if leaving:
+        return Verdict("True", "ScalingDown", f"{leaving} replicas are being stopped")
+    return Verdict("False", "Complete", "all that the spec asks for is there")
 
 
-def _degraded(wanted: Sequence[ReplicaStatus], main: Verdict, cluster: Verdict, problems: Sequence[Problem]) -> Verdict:
+def _degraded(situation: Situation, main: Verdict, cluster: Verdict, problems: Sequence[Problem]) -> Verdict:
     """Say whether something has failed and is not repaired yet: the deployment first, then the worst replica."""
+    wanted, rollout = situation.wanted, situation.rollout
     if problems or (cluster.status == "False" and cluster.reason not in _HARMLESS):
         return Verdict("True", main.reason, main.message)
     # A replica in a crash loop stays one while it is ready for now.
-    loop = restart.CRASH_LOOP_FAILURES
+    loop = situation.crash_loop_after
     failed = [r for r in wanted if _has_failed(r) and (r.phase != "Ready" or r.failures >= loop)]
     worst = max(failed, key=lambda r: r.failures, default=None)
     if worst is not None and worst.last_failure is not None:
@@ -92,6 +139,8 @@ def _degraded(wanted: Sequence[ReplicaStatus], main: Verdict, cluster: Verdict, 
         if worst.failures >= loop:
             return Verdict("True", "CrashLoop", f"replica {worst.index} failed again and again: {failure.message}")
         return Verdict("True", failure.reason, f"replica {worst.index}: {failure.message}")
+    if rollout is not None and rollout.stalled:
+        return Verdict("True", "ProgressDeadlineExceeded", f"{main.message}; no further replica is taken")
     if any(r.phase == "NotReady" for r in wanted):
         return Verdict("True", main.reason, main.message)
     return Verdict("False", "AsExpected", "nothing has failed")
@@ -142,10 +191,18 @@ def conditions(
 
 
 def news(before: VLLMDeploymentStatus, after: Sequence[Condition], problems: Sequence[Problem]) -> list[Emit]:
-    """Return one event for every cluster fault that is new. Faults of replicas have events of their own."""
+    """Return one event for every cluster fault that is new, and for a roll that stalls.
+
+    Faults of replicas have events of their own.
+    """
+    result = list[Emit]()
+    stalled = "ProgressDeadlineExceeded"
+    was, now = before.condition("Progressing"), next(c for c in after if c.type == "Progressing")
+    if now.reason == stalled and (was is None or was.reason != stalled):
+        result.append(Emit("Warning", stalled, now.message))
     old = before.condition("ClusterReady")
     new = next(c for c in after if c.type == "ClusterReady")
     fault = new.status == "False" and (bool(problems) or new.reason not in _HARMLESS)
     if fault and (old is None or old.reason != new.reason):
-        return [Emit("Warning", new.reason, new.message)]
-    return []
+        result.append(Emit("Warning", new.reason, new.message))
+    return result

@@ -25,11 +25,11 @@ def sync(world: World, replicas: Sequence[ReplicaStatus], port: int) -> list[Act
     service = service_manifest(deployment, port)
     if not contains(world.services.get(deployment.name), service):
         actions.append(Apply(service))
+    others = any(r.phase == "Ready" for r in replicas)
     wanted: dict[str, Manifest] = {}
     for replica in replicas:
         if replica.attempt is not None and replica.attempt.endpoint is not None:
-            ready = replica.phase == "Ready"
-            slice_ = slice_manifest(deployment, replica.index, replica.attempt.endpoint, ready=ready)
+            slice_ = slice_manifest(deployment, replica.index, replica.attempt.endpoint, _conditions(replica, others))
             wanted[names.endpoint_slice(deployment.name, replica.index)] = slice_
     actions.extend(Apply(m) for name, m in wanted.items() if not contains(world.endpoint_slices.get(name), m))
     actions.extend(
@@ -50,12 +50,23 @@ def service_manifest(deployment: Deployment, port: int) -> Manifest:
     }
 
 
-def slice_manifest(deployment: Deployment, replica: int, endpoint: Endpoint, *, ready: bool) -> Manifest:
+def _conditions(replica: ReplicaStatus, others: bool) -> dict[str, bool]:
+    """Return an endpoint's conditions. ``others``: another replica serves.
+
+    kube-proxy sends clients to serving endpoints that terminate when none is ready: not to the last one as it goes.
+    """
+    ready, draining = replica.phase == "Ready", replica.phase == "Draining"
+    return {"ready": ready, "serving": ready or (draining and others), "terminating": draining}
+
+
+def slice_manifest(
+    deployment: Deployment, replica: int, endpoint: Endpoint, conditions: Mapping[str, bool]
+) -> Manifest:
     """Return the EndpointSlice of a replica: the one address that its API server listens on."""
     target = {"kind": "Pod", "name": endpoint.pod, "namespace": deployment.namespace}
     entry: dict[str, Any] = {
         "addresses": [endpoint.address],
-        "conditions": {"ready": ready, "serving": ready, "terminating": False},
+        "conditions": dict(conditions),
         "targetRef": target,
     }
     if endpoint.node:
@@ -77,15 +88,17 @@ def slice_manifest(deployment: Deployment, replica: int, endpoint: Endpoint, *, 
 
 def contains(live: Any, wanted: Any) -> bool:
     """Whether a live object has all that is wanted, whatever the API server or others added to it."""
-    if isinstance(wanted, Mapping):
-        return isinstance(live, Mapping) and all(contains(live.get(k), v) for k, v in wanted.items())
+    if live == wanted:
+        return True
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(contains(live.get(k), v) for k, v in wanted.items())
     if isinstance(wanted, list):
         return (
             isinstance(live, list)
             and len(live) == len(wanted)
             and all(contains(a, b) for a, b in zip(live, wanted, strict=True))
         )
-    return bool(live == wanted)
+    return False
 
 
 def _metadata(deployment: Deployment, name: str, labels: Mapping[str, str]) -> dict[str, Any]:

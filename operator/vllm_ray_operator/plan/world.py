@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from vllm_ray_operator.api.spec import VLLMDeploymentSpec
@@ -49,6 +50,14 @@ class Pod:
     problem_reason: str = ""  # the same as a CamelCase reason
 
 
+def _by_group(pods: Iterable[Pod]) -> Mapping[str, tuple[Pod, ...]]:
+    groups: dict[str, list[Pod]] = {}
+    for pod in pods:
+        if not pod.is_head:
+            groups.setdefault(pod.group, []).append(pod)
+    return {group: tuple(members) for group, members in groups.items()}
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A RayCluster of ours. ``head_ready`` is KubeRay's HeadPodReady, never its sticky ``state``."""
@@ -64,14 +73,23 @@ class Cluster:
     problem: str = ""  # what KubeRay reports, such as a failed pod creation
     ray_error: str = ""  # why its dashboard could not be read ("" when it was)
 
-    @property
+    @cached_property
     def head(self) -> Pod | None:
         """The live head pod, if there is one."""
         return next((p for p in self.pods if p.is_head and not p.deleting), None)
 
+    @cached_property
+    def pods_by_ip(self) -> Mapping[str, Pod]:
+        """An address may belong to the next pod already while the last one is still listed: then it is the next's."""
+        return {p.ip: p for p in sorted(self.pods, key=lambda p: not p.deleting) if p.ip}
+
+    @cached_property
+    def _slots(self) -> Mapping[str, tuple[Pod, ...]]:
+        return _by_group(self.pods)
+
     def slot(self, group: str) -> tuple[Pod, ...]:
         """The worker pods of one slot, those being deleted too."""
-        return tuple(p for p in self.pods if not p.is_head and p.group == group)
+        return self._slots.get(group, ())
 
 
 @dataclass(frozen=True)
@@ -114,6 +132,7 @@ class EngineState:
     reason: str = ""
     ranks: tuple[tuple[int, str, tuple[str, ...]], ...] = ()  # (rank, instance id, node ips)
     cause: Mapping[str, str] | None = None
+    drained: bool | None = None  # whether no request is left; None when the launcher does not count them
 
 
 @dataclass(frozen=True)
@@ -162,11 +181,24 @@ class World:
     problems: tuple[Problem, ...] = ()
     orphans: tuple[Pod, ...] = ()  # pods of ours whose RayCluster is gone; they go too, but not at once
 
-    @property
-    def pods(self) -> tuple[Pod, ...]:
-        """All pods of ours."""
-        return (*(pod for cluster in self.clusters for pod in cluster.pods), *self.orphans)
+    @cached_property
+    def pods(self) -> Mapping[str, Pod]:
+        """All pods of ours, by uid."""
+        listed = (*(pod for cluster in self.clusters for pod in cluster.pods), *self.orphans)
+        return {pod.uid: pod for pod in listed}
+
+    @cached_property
+    def _slots(self) -> Mapping[str, tuple[Pod, ...]]:
+        return _by_group(self.pods.values())
+
+    def slot(self, cluster: str, group: str) -> tuple[Pod, ...]:
+        """The worker pods of one slot, whether or not its RayCluster is still there."""
+        return tuple(pod for pod in self._slots.get(group, ()) if pod.cluster == cluster)
 
     def cluster(self, name: str) -> Cluster | None:
         """Return the RayCluster of that name, or None."""
-        return next((c for c in self.clusters if c.name == name), None)
+        return self._clusters.get(name)
+
+    @cached_property
+    def _clusters(self) -> Mapping[str, Cluster]:
+        return {cluster.name: cluster for cluster in self.clusters}

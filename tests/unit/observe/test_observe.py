@@ -155,7 +155,7 @@ async def test_pods_outlive_their_cluster(lab: Lab) -> None:
     lab.kube.remove(RAY_CLUSTERS, "default", CLUSTER)
     world = (await lab.see()).world
     assert world.clusters == ()
-    assert {pod.uid for pod in world.orphans} == {pod.uid for pod in world.pods} == pods
+    assert {pod.uid for pod in world.orphans} == set(world.pods) == pods
     assert all(pod.deleting for pod in world.orphans)
 
 

@@ -57,13 +57,16 @@ def spec_with(**parts: Any) -> dict[str, Any]:
 def deployment(
     raw: Mapping[str, Any] = SPEC, status: VLLMDeploymentStatus | None = None, generation: int = 1
 ) -> Deployment:
+    spec = VLLMDeploymentSpec.model_validate(raw)
+    if "drainTimeoutSeconds" not in raw.get("engine", {}):  # no drain unless a test is about it
+        spec = spec.model_copy(update={"engine": spec.engine.model_copy(update={"drain_timeout_seconds": 0})})
     return Deployment(
         namespace="default",
         name=NAME,
         uid=UID,
         generation=generation,
         resource_version="1",
-        spec=VLLMDeploymentSpec.model_validate(raw),
+        spec=spec,
         raw_spec=raw,
         status=status or VLLMDeploymentStatus(),
     )
@@ -85,7 +88,8 @@ def revisions_for(
 ) -> tuple[Revision, ...]:
     """``known`` and those that the spec adds."""
     world = World(deployment(raw), revisions=tuple(known))
-    chosen = (choose_cluster(world, defaults), choose_engine(world))
+    cluster = choose_cluster(world, defaults)
+    chosen = (cluster, choose_engine(world, cluster.resolved))
     return (*known, *(stored(c.create) for c in chosen if c.create is not None))
 
 

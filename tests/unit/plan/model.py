@@ -311,12 +311,39 @@ class World:
         for replica in self.status.replicas:
             attempt = replica.attempt
             if attempt is not None and attempt.instance_id not in known:
+                assert replica.index < self.raw["replicas"] + self.policy("maxSurge"), "I5: more than may surge"
                 assert attempt.instance_id not in self.ids, f"I1: {attempt.instance_id} came again"
                 assert attempt.number > max(self.ids.values(), default=0), f"I1: number {attempt.number} is not new"
                 self.ids[attempt.instance_id] = attempt.number
         if plan.status != before:
             phases = [f"{r.phase}{'' if r.attempt is None else r.attempt.number}" for r in self.status.replicas]
             self.note(f"status {' '.join(phases)}")
+
+    def policy(self, field: str) -> int:
+        return int(self.raw.get("rollout", {}).get(field, {"maxUnavailable": 1, "maxSurge": 0}[field]))
+
+    def check_roll(self, observed: seen.World, plan: Plan) -> None:
+        """I5: a roll takes an engine that serves only if enough stay ready, and none while it is paused."""
+        before = {r.attempt.instance_id: r for r in self.status.replicas if r.attempt is not None}
+        taken = []
+        for replica in plan.status.replicas:
+            attempt = replica.attempt
+            old = before.get(attempt.instance_id) if attempt is not None else None
+            if attempt is None or old is None or old.attempt is None or old.attempt.stop is not None:
+                continue
+            if attempt.stop is not None and attempt.stop.reason == "NewRevision":
+                assert not observed.deployment.spec.rollout.paused, f"replica {replica.index} is taken in a pause"
+                engine = observed.attempts[attempt.instance_id].engine
+                serves = old.phase == "Ready" and engine is not None and engine.ready
+                if serves and attempt.ray_cluster == plan.status.ray_cluster:
+                    taken.append(replica.index)
+        there = {r.index for r in plan.status.replicas}
+        lost = {r.index for r in self.status.replicas if r.index < observed.deployment.spec.replicas} - there
+        assert not lost, f"what is known of replicas {lost} was forgotten"
+        ready = [r.index for r in plan.status.replicas if r.phase == "Ready"]
+        if taken and self.raw.get("rollout", {}).get("type") != "Recreate":
+            least = self.raw["replicas"] - self.policy("maxUnavailable")
+            assert len(ready) >= least, f"I5: {taken} are taken, {ready} stay ready, {least} have to"
 
     def execute(self, action: Action, observed: seen.World, *, late: bool = False) -> None:
         """Carry out one action. Refused if it was not. A submission goes only to the head that was observed."""

@@ -6,9 +6,17 @@ import pytest
 
 from tests.unit.plan import build
 from tests.unit.plan.build import NOW, later
-from vllm_ray_operator.api.status import ConditionType, Failure, Phase, ReplicaStatus, Stop, VLLMDeploymentStatus
+from vllm_ray_operator.api.status import (
+    ConditionType,
+    Failure,
+    Phase,
+    ReplicaStatus,
+    RolloutStatus,
+    Stop,
+    VLLMDeploymentStatus,
+)
 from vllm_ray_operator.plan import status
-from vllm_ray_operator.plan.status import Verdict
+from vllm_ray_operator.plan.status import Situation, Verdict
 from vllm_ray_operator.plan.world import Cluster, Problem
 
 GOOD = Verdict("True", "ClusterReady", "head and workers are ready")
@@ -38,9 +46,57 @@ class Case:
     cluster: Verdict = GOOD
     problems: tuple[Problem, ...] = ()
     words: str = ""  # in the message of Ready
+    rollout: RolloutStatus | None = None
+    updated: int = 1
+    waits: bool = False
 
+
+ROLL = RolloutStatus(revision="chat-engine-2", updated_ready=0, progress_time=NOW)
+PAUSED, STALLED = ROLL.model_copy(update={"paused": True}), ROLL.model_copy(update={"stalled": True})
+HALF = [replica("Stopping"), replica("Ready", index=1)]
 
 CASES: dict[str, Case] = {
+    "all ready, none updated": Case(
+        [replica("Ready")],
+        "False RollingUpdate",
+        "True RollingUpdate",
+        "False AsExpected",
+        rollout=ROLL,
+        updated=0,
+        words="1 of 1 replicas ready, 0 of 1 updated",
+    ),
+    "one is restarted": Case(
+        HALF,
+        "False RollingUpdate",
+        "True RollingUpdate",
+        "False AsExpected",
+        count=2,
+        rollout=ROLL,
+        words="1 of 2 replicas ready, 1 of 2 updated: replica 0: busy",
+    ),
+    "the new one fails": Case(
+        [replica("Backoff", failures=1), replica("Ready", index=1)],
+        "False OutOfMemory",
+        "True OutOfMemory",
+        "True OutOfMemory",
+        count=2,
+        rollout=ROLL,
+        words="1 of 2 replicas ready, 1 of 2 updated",
+    ),
+    "no progress for too long": Case(
+        HALF,
+        "False RollingUpdate",
+        "False ProgressDeadlineExceeded",
+        "True ProgressDeadlineExceeded",
+        count=2,
+        rollout=STALLED,
+    ),
+    "paused in the middle": Case(
+        HALF, "False RollingUpdate", "Unknown RolloutPaused", "False AsExpected", count=2, rollout=PAUSED
+    ),
+    "changes wait": Case(
+        [replica("Ready")], "True AllReplicasReady", "Unknown RolloutPaused", "False AsExpected", waits=True
+    ),
     "all ready": Case([replica("Ready")], "True AllReplicasReady", "False Complete", "False AsExpected"),
     "starting": Case(
         [replica("Starting")], "False Starting", "True Starting", "False AsExpected", words="replica 0: busy"
@@ -104,7 +160,8 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_verdicts(name: str) -> None:
     case = CASES[name]
-    judged = status.verdicts(case.replicas, case.count, case.cluster, case.problems)
+    situation = Situation(case.replicas, case.count, case.updated, case.rollout, case.waits, crash_loop_after=3)
+    judged = status.verdicts(situation, case.cluster, case.problems)
     kinds: tuple[ConditionType, ...] = ("Ready", "Progressing", "Degraded")
     assert [f"{judged[kind].status} {judged[kind].reason}" for kind in kinds] == [
         case.ready,

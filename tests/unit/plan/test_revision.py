@@ -16,7 +16,8 @@ OTHER_DEFAULTS = Defaults(engine_image="example/engine:2")
 
 def chosen(raw: Any, known: tuple[Revision, ...], defaults: Defaults = DEFAULTS) -> tuple[Any, Any]:
     world = World(build.deployment(raw), revisions=known)
-    return revision.choose_cluster(world, defaults), revision.choose_engine(world)
+    cluster = revision.choose_cluster(world, defaults)
+    return cluster, revision.choose_engine(world, cluster.resolved)
 
 
 # What is changed in the spec, and of what that makes a new revision.
@@ -30,6 +31,9 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "arguments": ({"engine": {"args": ["--seed=1"]}}, {"engine"}),
     "environment": ({"engine": {"env": [{"name": "A", "value": "1"}]}}, {"engine"}),
     "port": ({"engine": {"port": 9000}}, {"engine"}),
+    "time to drain": ({"engine": {"drainTimeoutSeconds": 90}}, set()),
+    "how to roll": ({"rollout": {"paused": True}, "restart": {"backoffSeconds": 1}}, set()),
+    "restart on demand": ({"restartedAt": "2026-01-02T03:04:05Z"}, {"engine"}),
     "another model": ({"model": {"uri": "hf://org/other"}}, {"engine"}),
     "another model in another claim": ({"model": {"uri": "pvc://claim/x"}}, {"cluster", "engine"}),
     "tensor": ({"parallelism": {"tensor": 4}}, {"cluster", "engine"}),
@@ -87,9 +91,7 @@ def test_the_same_in_other_words_is_a_revision_that_means_the_same() -> None:
 
 
 def test_a_revision_is_complete_and_comes_back_as_it_was() -> None:
-    world = World(build.deployment(SPEC))
-    fresh: tuple[Any, ...] = (revision.choose_cluster(world, DEFAULTS), revision.choose_engine(world))
-    for new, kept in zip(fresh, chosen(SPEC, revisions_for(SPEC)), strict=True):
+    for new, kept in zip(chosen(SPEC, ()), chosen(SPEC, revisions_for(SPEC)), strict=True):
         assert kept.create is None
         assert (kept.name, kept.digest, kept.resolved) == (new.name, new.digest, new.resolved)
 

@@ -19,6 +19,14 @@ from vllm_ray_operator.plan.actions import SubmitJob
 
 SCHEDULES = int(os.environ.get("PLAN_SCHEDULES", "60"))
 STEPS = 70
+POLICIES: list[dict[str, Any]] = [
+    {"maxUnavailable": 1},
+    {"maxUnavailable": 1, "progressDeadlineSeconds": 120},
+    {"maxUnavailable": 2},
+    {"maxUnavailable": 0, "maxSurge": 1},
+    {"maxUnavailable": 1, "maxSurge": 2},
+    {"type": "Recreate"},
+]
 SETTLE_STEPS = 1500
 ONE_EACH = {"workers": {"acceleratorsPerNode": 1}}  # so that a slot has two pods
 
@@ -32,6 +40,7 @@ def one_pass(world: World, faults: Sequence[str] = ()) -> bool:
     observed = world.observe()
     generation = world.generation
     plan = world.plan(observed)
+    world.check_roll(observed, plan)
     at_rest = plan.status == world.status and not plan.actions and plan.wake_after is None
     slow = mishaps and random.random() < 0.15
     if slow:
@@ -141,7 +150,23 @@ def _scale(world: World) -> None:
 
 
 def _engine(world: World) -> None:
-    _edit(engine={"args": world.random.choice(([], ["--seed=1"], ["--seed=2"]))})(world)
+    args = world.random.choice(([], ["--seed=1"], ["--seed=2"]))
+    _edit(engine={**world.raw["engine"], "args": args})(world)
+
+
+def _restarted(world: World) -> None:
+    _edit(restartedAt=world.now.isoformat())(world)
+
+
+def _paused(world: World) -> None:
+    _edit(rollout={**world.raw["rollout"], "paused": not world.raw["rollout"].get("paused", False)})(world)
+
+
+def _undone(world: World) -> None:
+    """Back to a revision that is kept, or that was once."""
+    kept = sorted(r.name for r in world.revisions.values() if r.kind == "engine")
+    if kept:
+        _edit(rollout={**world.raw["rollout"], "toRevision": world.random.choice(kept)})(world)
 
 
 def _image(world: World) -> None:
@@ -177,12 +202,16 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "scaled": _scale,
     "engine changed": _engine,
     "cluster changed": _image,
+    "restart asked for": _restarted,
+    "paused or resumed": _paused,
+    "undone": _undone,
 }
 
 
 def settle(world: World) -> None:
     """No more faults: everything asked for gets ready within bounded steps, and then nothing is left to do."""
     world.note("no more faults")
+    _edit(rollout={k: v for k, v in world.raw["rollout"].items() if k not in ("paused", "toRevision")})(world)
     world.deaf_engines = set()
     for cluster in world.clusters.values():
         cluster.silent_until = cluster.partial_until = 0.0
@@ -217,7 +246,12 @@ def moving(world: World) -> bool:
 
 def run(seed: int) -> World:
     random = Random(seed)  # noqa: S311 - a schedule, not a secret
-    raw = build.spec_with(replicas=random.randrange(1, 4), cluster=ONE_EACH)
+    raw = build.spec_with(
+        replicas=random.randrange(1, 4),
+        cluster=ONE_EACH,
+        engine={"drainTimeoutSeconds": random.choice((0, 10, 90))},
+        rollout=random.choice(POLICIES),
+    )
     world = World(random, raw)
     try:
         # A few kinds of faults at a time go deeper than all of them at once.

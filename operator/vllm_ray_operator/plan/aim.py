@@ -1,0 +1,79 @@
+"""What the planner aims at, and the draft of a step towards it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from vllm_ray_operator.api.status import Attempt, ReplicaStatus
+from vllm_ray_operator.plan.actions import Action
+from vllm_ray_operator.plan.raycluster import ResolvedCluster
+from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine
+from vllm_ray_operator.plan.world import AttemptView, World
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What the deployment's replicas are to be, and the world they are in.
+
+    ``engines``: the stored engine revisions, by name. ``held``: the roll is paused or stalled, so that a replica which
+    was not taken yet starts again as it was.
+    """
+
+    world: World
+    now: datetime
+    cluster: Chosen[ResolvedCluster]
+    cluster_name: str
+    engine: Chosen[ResolvedEngine]
+    engines: Mapping[str, ResolvedEngine]
+    held: bool
+    take_number: Callable[[], int]
+    new_nonce: Callable[[], str]
+
+    def engine_of(self, attempt: Attempt) -> ResolvedEngine:
+        """Return the engine revision that an attempt was started from."""
+        return self.engines.get(attempt.engine_revision, self.engine.resolved)
+
+    def is_newest(self, revision: str) -> bool:
+        """Whether an engine revision is what the user asks for by now. The same in other words is no change."""
+        return revision == self.engine.name or self.engines.get(revision) == self.engine.resolved
+
+    def is_outdated(self, attempt: Attempt) -> bool:
+        """Whether the user asks for something else by now than what an attempt was started from."""
+        return attempt.ray_cluster != self.cluster_name or not self.is_newest(attempt.engine_revision)
+
+    def next_revision(self, replica: ReplicaStatus) -> str:
+        """Return the name of the engine revision that a replica's next attempt is started from."""
+        if self.held and replica.revision is not None and replica.revision in self.engines:
+            return replica.revision
+        return self.engine.name
+
+    def view(self, attempt: Attempt) -> AttemptView:
+        """Return what was observed of an attempt."""
+        return self.world.attempts.get(attempt.instance_id) or AttemptView(job=None)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the spec asks for other revisions than the stored status was made from."""
+        status = self.world.deployment.status
+        return (status.cluster_revision, status.engine_revision) != (self.cluster.name, self.engine.name)
+
+
+@dataclass
+class Draft:
+    """A step in the making."""
+
+    status: ReplicaStatus
+    actions: list[Action] = field(default_factory=list)
+    wake_after: float | None = None
+
+    def set(self, **changes: object) -> None:
+        """Change fields of the replica's status."""
+        new = {name: value for name, value in changes.items() if getattr(self.status, name) != value}
+        if new:
+            self.status = self.status.model_copy(update=new)
+
+    def wake(self, seconds: float) -> None:
+        """Look again after that time at the latest."""
+        self.wake_after = seconds if self.wake_after is None else min(self.wake_after, seconds)

@@ -1,0 +1,153 @@
+"""Rolls: which replicas may be taken from what they run to what the user asks for (invariant I5).
+
+Nothing here is remembered but how far a roll has come. Which replica is next follows from what they all are now, so a
+spec that changes in the middle goes straight to the newest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from vllm_ray_operator.api.spec import Rollout
+from vllm_ray_operator.api.status import ReplicaStatus, RolloutStatus
+from vllm_ray_operator.plan import stopping
+from vllm_ray_operator.plan.aim import Aim, Draft
+from vllm_ray_operator.plan.revision import ResolvedEngine
+from vllm_ray_operator.plan.world import World
+
+# What a roll may take beyond the time that an engine may take to start.
+DEADLINE_MARGIN_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a roll has to keep to: how many replicas stay ready, and how many there may be beyond those asked for."""
+
+    stay_ready: int
+    surge: int
+
+
+def limits(policy: Rollout, replicas: int) -> Limits:
+    """Return the limits of a roll. As in a Deployment, shares of few replicas that come to nothing allow one."""
+    unavailable = min(replicas, _count(policy.max_unavailable, replicas, math.floor))
+    surge = _count(policy.max_surge, replicas, math.ceil)
+    if policy.type == "Recreate":
+        return Limits(0, 0)
+    if not unavailable and not surge:
+        unavailable = 1
+    return Limits(max(0, replicas - unavailable), surge)
+
+
+def _count(value: int | str, replicas: int, to_integer: Callable[[float], int]) -> int:
+    if isinstance(value, int):
+        return value
+    return to_integer(int(value.removesuffix("%")) * replicas / 100)
+
+
+def is_held(world: World, revision: str) -> bool:
+    """Whether no replica may be taken to an engine revision: the roll is paused or past its deadline."""
+    stored = world.deployment.status.rollout
+    stalled = stored is not None and stored.stalled and stored.revision == revision
+    return world.deployment.spec.rollout.paused or stalled
+
+
+def surge(world: World, allowed: int) -> int:
+    """Return how many replicas there are to be beyond those asked for."""
+    status = world.deployment.status
+    if status.rollout is None:
+        return 0
+    if is_held(world, status.rollout.revision):
+        # No new ones; but what is there may stand in for a replica that does not come back.
+        first = world.deployment.spec.replicas
+        there = [r.index - first + 1 for r in status.replicas if r.index >= first and r.attempt is not None]
+        return min(allowed, max(there, default=0))
+    return allowed
+
+
+def take(aim: Aim, drafts: Iterable[Draft], stay_ready: int) -> None:
+    """Retire the engines whose turn it is: those that cost nothing at once, the others as far as enough stay ready."""
+    if aim.held:
+        return
+    drafts = list(drafts)
+    outdated = [draft for draft in drafts if _is_to_be_taken(aim, draft.status)]
+    ready = sum(draft.status.phase == "Ready" for draft in drafts)
+    for draft in sorted(outdated, key=lambda d: (_worth(d.status), d.status.index)):
+        worth = _worth(draft.status)
+        left = ready - 1 if worth == _SERVES else ready
+        if worth == _NOTHING or left >= stay_ready:
+            stopping.retire(aim, draft, "NewRevision", "the spec has changed")
+            ready = left
+
+
+def _is_to_be_taken(aim: Aim, replica: ReplicaStatus) -> bool:
+    attempt = replica.attempt
+    if attempt is None or attempt.stop is not None or replica.index >= aim.world.deployment.spec.replicas:
+        return False
+    return attempt.ray_cluster == aim.cluster_name and not aim.is_newest(attempt.engine_revision)
+
+
+_NOTHING, _PERHAPS, _SERVES = range(3)
+
+
+def _worth(replica: ReplicaStatus) -> int:
+    """Return what is lost with a replica. One that is silent may serve all the same: it may be us who are cut off."""
+    if replica.phase == "Ready":
+        return _SERVES
+    silent = replica.attempt is not None and replica.attempt.silent_time is not None
+    return _PERHAPS if silent else _NOTHING
+
+
+def is_updated(aim: Aim, replica: ReplicaStatus) -> bool:
+    """Whether a replica is what the user asks for, ready or not."""
+    if replica.attempt is not None:
+        return not aim.is_outdated(replica.attempt)
+    return replica.revision is not None and aim.is_newest(replica.revision)
+
+
+def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | None:
+    """Return how far the roll is, None when there is none or it is complete."""
+    policy, stored = aim.world.deployment.spec.rollout, aim.world.deployment.status.rollout
+    wanted = [r for r in replicas if r.index < aim.world.deployment.spec.replicas]
+    done = sum(is_updated(aim, r) and r.phase == "Ready" for r in wanted)
+    if done == len(wanted):
+        return None
+    if stored is None or stored.revision != aim.engine.name:
+        if stored is None and not any(_was_otherwise(aim, r) for r in wanted):
+            return None
+        return RolloutStatus(revision=aim.engine.name, updated_ready=done, progress_time=aim.now, paused=policy.paused)
+    # What was in the way may have been something else than the new revision: then it may be tried.
+    recovered = stored.stalled and all(r.phase == "Ready" for r in wanted)
+    goes_on = done > stored.updated_ready or recovered or (stored.paused and not policy.paused)
+    since = aim.now if goes_on else stored.progress_time
+    return RolloutStatus(
+        revision=stored.revision,
+        updated_ready=max(done, min(stored.updated_ready, len(wanted))),
+        progress_time=since,
+        paused=policy.paused,
+        stalled=not policy.paused and aim.now - since >= deadline(policy, aim.engine.resolved),
+    )
+
+
+def _was_otherwise(aim: Aim, replica: ReplicaStatus) -> bool:
+    """Whether a replica runs, or ran last, something else than is asked for: else its start is no roll."""
+    if replica.attempt is not None:
+        return aim.is_outdated(replica.attempt)
+    return replica.revision is not None and not aim.is_newest(replica.revision)
+
+
+def deadline(policy: Rollout, engine: ResolvedEngine) -> timedelta:
+    """Return how long a roll may go without getting one more replica ready."""
+    if policy.progress_deadline_seconds is not None:
+        return timedelta(seconds=policy.progress_deadline_seconds)
+    return timedelta(seconds=engine.startup_timeout_seconds + DEADLINE_MARGIN_SECONDS)
+
+
+def wake_after(aim: Aim, after: RolloutStatus | None) -> float | None:
+    """Return when the deadline has to be looked at, in seconds."""
+    if after is None or after.paused or after.stalled:
+        return None
+    passes = after.progress_time + deadline(aim.world.deployment.spec.rollout, aim.engine.resolved)
+    return max(0.0, (passes - aim.now).total_seconds())

@@ -1,0 +1,178 @@
+"""How an attempt ends: the reason, the drain, the stop, the recycling of its pods, the fence.
+
+Each is an intent in the status first; what is done here follows from the stored one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from vllm_ray_operator.api.status import Attempt, Failure, Fence, Stop
+from vllm_ray_operator.plan import fence, restart
+from vllm_ray_operator.plan.actions import Delete, Emit, StopJob
+from vllm_ray_operator.plan.aim import Aim, Draft
+from vllm_ray_operator.plan.attempt import runs, silence, spread
+from vllm_ray_operator.plan.starting import backoff_message
+from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job
+
+SLOW_FENCE_SECONDS = 5.0
+# How long it may take until no client is sent to an endpoint any more that has left the traffic.
+PROPAGATION_SECONDS = 3.0
+
+
+def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted: bool) -> None:
+    """Write down that the attempt is to end, if there is a reason to. Rolls have theirs elsewhere."""
+    attempt = draft.status.attempt
+    if attempt is None or attempt.stop is not None:
+        return
+    # Faults come first: they tell more than a wish that they met.
+    found = fault(aim, stored, attempt, view)
+    if found is not None:
+        stop = _stop(aim, attempt, view, *found, failure=True)
+        draft.set(
+            attempt=attempt.model_copy(update={"stop": stop}),
+            last_failure=Failure(reason=stop.reason, message=stop.message, time=aim.now, attempt=attempt.number),
+        )
+        text = f"replica {draft.status.index}, attempt {attempt.number}: {stop.message}"
+        draft.actions.append(Emit("Warning", stop.reason, text))
+    elif not wanted:
+        retire(aim, draft, "ScaledDown", "spec.replicas is smaller")
+    elif attempt.ray_cluster != aim.cluster_name:
+        retire(aim, draft, "NewRevision", "the spec has changed")
+        draft.set(revision=None)  # what it ran may not fit the new pods
+
+
+def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
+    """Write down that the replica's attempt is to end by wish. One that serves finishes its requests first."""
+    attempt = draft.status.attempt
+    if attempt is None or attempt.stop is not None:
+        return
+    stop = _stop(aim, attempt, aim.view(attempt), reason, message, failure=False)
+    timeout = timedelta(seconds=aim.world.deployment.spec.engine.drain_timeout_seconds)
+    if draft.status.phase == "Ready" and timeout:
+        stop = stop.model_copy(update={"drain_deadline": aim.now + timeout})
+    draft.set(
+        attempt=attempt.model_copy(update={"stop": stop}),
+        phase="Stopping" if stop.drain_deadline is None else "Draining",
+        message=message,
+    )
+
+
+def fault(aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView) -> tuple[str, str] | None:
+    """Return reason and message of what is wrong with an attempt, if it cannot go on."""
+    reason, message = "", ""
+    timeout = aim.engine_of(attempt).startup_timeout_seconds
+    if isinstance(view.job, Job) and view.job.status in TERMINAL:
+        result = view.job.result or {}
+        reason = result.get("reason") or "EngineExited"
+        message = result.get("message") or view.job.message or f"the engine job ended as {view.job.status}"
+    elif fence.head_lost(attempt, aim.world):
+        reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
+    elif fence.session_lost(attempt, view, aim.world):
+        reason, message = "JobLost", "Ray does not know the engine job any more"
+    elif not fence.survivors(stored, aim.world):
+        reason, message = "PodsLost", "all pods of the replica were lost"
+    elif attempt.ready_time is None and (aim.now - attempt.start_time).total_seconds() > timeout:
+        last = view.engine.message if view.engine else silence(view)
+        reason, message = "StartupTimeout", f"not ready after {timeout} s (last seen: {last})"
+    return (reason, message) if reason else None
+
+
+def _stop(aim: Aim, attempt: Attempt, view: AttemptView, reason: str, message: str, *, failure: bool) -> Stop:
+    lost = fence.session_lost(attempt, view, aim.world) and not runs(view)
+    return Stop(reason=reason, message=message, time=aim.now, failure=failure, recycle=lost)
+
+
+def carry_out(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView) -> Attempt:
+    """Carry out the stored stop of an attempt. Returns the attempt with what comes next written down."""
+    lost = fence.session_lost(attempt, view, aim.world) and not runs(view)
+    if is_draining(stored):
+        return _drain(aim, draft, attempt, stored, view)
+    if runs(view):
+        draft.actions.append(StopJob(attempt.ray_cluster, attempt.instance_id))
+    if stored.recycle:
+        return _recycle(aim, draft, attempt, stored, view)
+    overdue = (aim.now - begun(stored)).total_seconds() > fence.DEADLINE_SECONDS
+    # A job that waits in Ray has no processes, and without a word from Ray new pods do not help: the fence needs it,
+    # unless the whole RayCluster is to go.
+    helps = (isinstance(view.job, Job) and view.job.status != "PENDING") or attempt.ray_cluster != aim.cluster_name
+    if not (lost or (overdue and helps)):
+        return attempt
+    why = "its Ray cluster was lost" if lost else f"it is not gone after {fence.DEADLINE_SECONDS:.0f} s"
+    what = fence.describe(attempt, view, aim.world)
+    text = f"replica {draft.status.index}, attempt {attempt.number}: deleting its pods, {why} ({what})"
+    draft.actions.append(Emit("Warning", "RecyclingPods", text))
+    return attempt.model_copy(update={"stop": stored.model_copy(update={"recycle": True})})
+
+
+def is_draining(stop: Stop) -> bool:
+    """Whether a stop still gives the engine time to finish its requests."""
+    return stop.drain_deadline is not None and stop.drained_time is None
+
+
+def begun(stop: Stop) -> datetime:
+    """Return since when Ray has been asked to end the job."""
+    return stop.drained_time or stop.time
+
+
+def _drain(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView) -> Attempt:
+    """Wait until the engine's requests are done: the launcher says so, time is up, or there is no engine any more."""
+    gone = fence.head_lost(attempt, aim.world) or (view.job is not None and not runs(view))
+    settled = (aim.now - stored.time).total_seconds() >= PROPAGATION_SECONDS
+    drained = settled and view.engine is not None and view.engine.drained is True
+    left = (stored.drain_deadline - aim.now).total_seconds() if stored.drain_deadline else 0.0
+    if gone or drained or left <= 0:
+        return attempt.model_copy(update={"stop": stored.model_copy(update={"drained_time": aim.now})})
+    draft.wake(min(left, PROPAGATION_SECONDS))
+    return attempt
+
+
+def _recycle(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView) -> Attempt:
+    """Delete the pods that may hold a part of the attempt; if its job runs elsewhere, begin again with those too."""
+    alive = fence.survivors(attempt, aim.world)
+    session = spread(aim, draft.status.index, attempt)
+    elsewhere = not alive or (fence.head_lost(attempt, aim.world) and session != attempt.session)
+    if runs(view) and elsewhere and attempt.ray_cluster == aim.cluster_name:
+        again = stored.model_copy(update={"recycle": False, "time": aim.now, "drain_deadline": None})
+        return attempt.model_copy(update={"stop": again, "session": session})
+    draft.actions.extend(
+        Delete("Pod", pod.name, pod.uid, f"{attempt.instance_id} may be alive in it: {stored.message}")
+        for pod in alive
+        if not pod.deleting
+    )
+    return attempt
+
+
+def close(aim: Aim, draft: Draft, view: AttemptView) -> bool:
+    """End the attempt if it is proven gone. Returns whether it was."""
+    attempt = draft.status.attempt
+    if attempt is None or attempt.stop is None:
+        return False
+    how = fence.judge(attempt, view, aim.world, aim.now)
+    if how is None:
+        return False
+    failures, next_start = 0, None
+    if attempt.stop.failure and _starts_alike(aim, draft, attempt):
+        policy = aim.world.deployment.spec.restart
+        failures = restart.failures_after(draft.status.failures, attempt.ready_time, attempt.stop.time)
+        next_start = aim.now + restart.backoff(failures, attempt.instance_id, policy)
+        draft.wake((next_start - aim.now).total_seconds())
+    took = (aim.now - begun(attempt.stop)).total_seconds()
+    if took > SLOW_FENCE_SECONDS:
+        text = f"replica {draft.status.index}, attempt {attempt.number} was gone after {took:.0f} s ({how})"
+        draft.actions.append(Emit("Normal", "Fenced", text))
+    draft.set(
+        attempt=None,
+        phase="Backoff" if next_start else "Pending",
+        message=backoff_message(draft.status) if next_start else "",
+        failures=failures,
+        next_start_time=next_start,
+        last_fence=Fence(attempt=attempt.number, time=aim.now, how=how),
+    )
+    return True
+
+
+def _starts_alike(aim: Aim, draft: Draft, attempt: Attempt) -> bool:
+    """Whether the next attempt is to run what this one ran: only then its failures tell something of the next."""
+    same = aim.is_newest(attempt.engine_revision) or aim.next_revision(draft.status) == attempt.engine_revision
+    return attempt.ray_cluster == aim.cluster_name and same
