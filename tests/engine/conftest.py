@@ -22,7 +22,7 @@ sys.path[:0] = [path for path in [str(ROOT / "operator")] if path not in sys.pat
 
 from vllm_ray_engine.control import bearer  # noqa: E402
 
-from .ray_cluster import HEAD, SLOT, RayCluster, free_port, get, processes, wait_for  # noqa: E402
+from .ray_cluster import DRIVER, HEAD, SLOT, RayCluster, free_port, get, processes, wait_for  # noqa: E402
 
 MODEL = os.environ.get("VLLM_RAY_TEST_MODEL", "/models/tiny")
 ENGINE_ARGUMENTS = ["--dtype=float32", "--max-model-len=256", "--enforce-eager", "--kv-cache-memory-bytes=64M"]
@@ -118,8 +118,13 @@ class Attempts:
         self._package = _package()
         self.started: list[Attempt] = []
 
-    def start(self, *extra: str, environment: dict[str, str] | None = None, **changes: Any) -> Attempt:
-        """Submit an attempt; `extra` are more engine arguments, `changes` are put over the configuration."""
+    def start(
+        self, *extra: str, environment: dict[str, str] | None = None, driver: str = DRIVER, **changes: Any
+    ) -> Attempt:
+        """Submit an attempt; `extra` are more engine arguments, `changes` are put over the configuration.
+
+        `driver` is the resource that its launcher takes.
+        """
         number = len(self.started) + 1
         attempt = Attempt(self.cluster, f"test-a{number}-{os.getpid()}", free_port(), free_port())
         config = {
@@ -149,6 +154,7 @@ class Attempts:
             attempt.instance_id,
             self._package.uri,
             variables | (environment or {}) | {"VLLM_RAY_ENGINE_CONFIG": json.dumps(config)},
+            driver,
         )
         self.started.append(attempt)
         return attempt

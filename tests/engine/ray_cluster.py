@@ -83,9 +83,10 @@ class RayCluster:
         wait_for("two Ray nodes", lambda: len(self.alive_nodes()) == 2, 60)
         wait_for("the Jobs API", lambda: self._api("/api/jobs/")[0] == 200, 60)
 
-    def _ray(self, address: str, *arguments: str) -> None:
+    def _environment(self, address: str) -> dict[str, str]:
+        """Return the environment in which a node is started."""
         name, _, value = self.mark.partition("=")
-        environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
+        return {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {
             name: value,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONDONTWRITEBYTECODE": "",
@@ -98,10 +99,12 @@ class RayCluster:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
+
+    def _ray(self, address: str, *arguments: str) -> None:
         subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={address}",
              f"--dashboard-agent-listen-port={free_port()}", *arguments],
-            env=environment, check=True, timeout=120, stdin=subprocess.DEVNULL,
+            env=self._environment(address), check=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -148,11 +151,11 @@ class RayCluster:
         with urllib.request.urlopen(request, timeout=30):  # noqa: S310
             pass
 
-    def submit(self, submission: str, uri: str, environment: dict[str, str]) -> None:
+    def submit(self, submission: str, uri: str, environment: dict[str, str], driver: str = DRIVER) -> None:
         body = {
             "submission_id": submission,
             "entrypoint": "exec python3 -m vllm_ray_engine.guard",
-            "entrypoint_resources": {DRIVER: 1},
+            "entrypoint_resources": {driver: 1},
             "runtime_env": {"py_modules": [uri], "env_vars": environment},
         }
 
