@@ -87,6 +87,10 @@ lock: $(VENV)/.ready ## Pin the dependencies anew
 bench: $(VENV)/.ready ## Start-up time and memory of the operator
 	$(PY) -m e2e.run_tests bench
 
+.PHONY: kill-campaign
+kill-campaign: $(VENV)/.ready ## Kill every process of an engine at every moment, write docs/ownership.md (PHASES="serving loading": only these)
+	$(PY) -m e2e.run_tests kill-campaign -- $(PHASES)
+
 .PHONY: venv
 venv: $(VENV)/.ready ## The development environment
 

@@ -1,18 +1,19 @@
 """Brings up what a tier of tests needs, runs it, and takes down what it brought up.
 
-python -m e2e.run_tests integration|engine|e2e|bench|helm-lint [-- PYTEST ARGUMENTS]
+python -m e2e.run_tests integration|engine|e2e|bench|kill-campaign|helm-lint [-- PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from e2e import environment
+from e2e import environment, kill_report
 from e2e.waiting import say
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,7 @@ def main() -> int:
         "engine": engine,
         "e2e": e2e,
         "bench": bench,
+        "kill-campaign": kill_campaign,
         "helm-lint": helm_lint,
     }
     parser = argparse.ArgumentParser(
@@ -89,6 +91,27 @@ def bench(rest: Sequence[str]) -> int:
         return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
     finally:
         environment.module("e2e.cluster", "--name", name, "down")
+
+
+def kill_campaign(rest: Sequence[str]) -> int:
+    """Kill every process of an engine at every moment (or at the phases given), and write docs/ownership.md."""
+    environment.prepare()
+    environment.build_images("engine-cpu")
+    inside = [sys.executable, "-m", "e2e.images", "run", "engine-cpu", "--tests", "--"]
+    command = [*ALONE, *inside, "python3", "-m", "tests.engine.kill_campaign", *rest]
+    cells, facts = [], ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None  # noqa: S101  for the type checker
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            mark, _, text = line.partition(" ")
+            if mark == "CELL":
+                cells.append(json.loads(text))
+            elif mark == "FACTS":
+                facts = text.strip()
+    report = ROOT / "docs" / "ownership.md"
+    report.write_text(kill_report.update(report.read_text() if report.exists() else "", facts, cells))
+    return process.returncode
 
 
 def helm_lint(_rest: Sequence[str]) -> int:

@@ -25,7 +25,7 @@ EXPLAIN_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class View:
-    """What Ray said last. node_ips: address of each worker's node, in the order of the workers' ranks.
+    """What Ray said last. node_ips, node_names: of each worker's node, in the order of the workers' ranks.
 
     workers_alive is as old as `seen` (monotonic clock).
     """
@@ -33,6 +33,7 @@ class View:
     placement: str = PENDING
     explanation: str = "connecting to Ray"
     node_ips: tuple[str, ...] = ()
+    node_names: tuple[str, ...] = ()
     workers_alive: int = 0
     seen: float = 0.0
 
@@ -160,11 +161,14 @@ class Cluster:
         import ray
 
         order = rank_order(dict(bundle_nodes), ray.get_runtime_context().get_node_id())
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        nodes = {node["NodeID"]: node for node in ray.nodes()}
+        of_rank = [nodes[bundle_nodes[bundle]] for bundle in order]
         self._show(
             placement=CREATED,
             explanation="",
-            node_ips=tuple(addresses[bundle_nodes[bundle]] for bundle in order),
+            node_ips=tuple(node["NodeManagerAddress"] for node in of_rank),
+            # In a pod the host's name is the pod's.
+            node_names=tuple(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in of_rank),
             seen=time.monotonic(),
         )
 

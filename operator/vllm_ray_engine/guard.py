@@ -76,7 +76,7 @@ def main() -> NoReturn:
         _tell(signal.Signals(-code), out_of_memory=memory.oom_kills() > oom_kills)
     # Without a configuration nothing was started, and the launcher has said so.
     with contextlib.suppress(ConfigError):
-        debris.sweep(engine_config.from_environment().instance_id, _WORKERS_SECONDS)
+        debris.sweep(engine_config.from_environment().engine_id, _WORKERS_SECONDS)
     sys.exit(code if code >= 0 else 1)
 
 

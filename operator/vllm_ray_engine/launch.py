@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import debris, health, process_tree, reasons, report, state, versions
+from vllm_ray_engine import debris, health, lost_worker, process_tree, reasons, report, state, versions
 from vllm_ray_engine.cluster import CREATED, Cluster
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.control import ControlServer, ray_token
@@ -100,7 +100,7 @@ class Launcher:
         except StopAsked:
             self.state.enter(state.STOPPING, "asked to stop")
         except EngineFailure as failure:
-            cause = failure.cause
+            cause = lost_worker.name_nodes(failure.cause, self._cluster.view.node_names)
         except Exception as error:
             cause = Cause(reasons.ENGINE_EXITED, f"the launcher failed with {type(error).__name__}: {error}")
         if cause is not None:
@@ -265,7 +265,7 @@ class Launcher:
         self._cluster.close(RELEASE_SECONDS)
         self._engine.finish(2)
         if self._orphaned():  # nobody will do it after us
-            debris.sweep(self.config.instance_id, RELEASE_SECONDS)
+            debris.sweep(self.config.engine_id, RELEASE_SECONDS)
 
     def _orphaned(self) -> bool:
         return self._guard is not None and os.getppid() != self._guard

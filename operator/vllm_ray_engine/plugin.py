@@ -256,7 +256,7 @@ def register() -> None:
         parent = multiprocessing.parent_process()
         if parent is not None and parent.pid is not None:
             process_tree.die_with_parent(parent.pid)
-        debris.claim(owner.instance_id)
+        debris.claim(owner.own_id)
     apply(PATCHES, owner, versions.release("vllm"))
     spawn.hand_on_cluster()
 

@@ -26,7 +26,7 @@ PROBE_KEY_VARIABLE = "VLLM_RAY_ENGINE_PROBE_KEY"
 if __name__ == "__mp_main__" and (_parent := multiprocessing.parent_process()) and _parent.pid:
     # vLLM spawns its engine core from this process; the spawned one comes here first, long before it loads plugins.
     process_tree.die_with_parent(_parent.pid)
-    debris.claim(from_environment().instance_id)
+    debris.claim(from_environment().engine_id)
 
 
 def _probe_keys(args: Namespace, probe_key: str | None) -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     if parent is not None:
         process_tree.die_with_parent(int(parent))
     config = from_environment()
-    debris.claim(config.instance_id)
+    debris.claim(config.engine_id)
     # Taken out of the environment, which vLLM copies to every worker.
     probe_key = os.environ.pop(PROBE_KEY_VARIABLE, None)
     sys.argv = ["vllm", *arguments.command_line(config)]

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
 
 from .conftest import Attempts
 from .ownership import PHASES, START_SECONDS, Campaign, PodCluster
@@ -19,6 +22,9 @@ def main() -> int:
     parser.add_argument("phases", nargs="*", choices=[*PHASES, []], help="default: all")
     parser.add_argument("--victim", action="append", help="only this process")
     options = parser.parse_args()
+    command = " ".join(["make kill-campaign", *([f'PHASES="{" ".join(options.phases)}"'] if options.phases else [])])
+    versions = " ".join(f"{name} {version(name)}" for name in ("vllm", "ray"))
+    print(f"FACTS `{command}`, {date.today()}, {versions}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.0f}")
     faults = 0
     cluster = PodCluster()
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import health, memory, reasons, versions
+from vllm_ray_engine import health, lost_worker, memory, reasons, versions
 from vllm_ray_engine.cluster import explain
 from vllm_ray_engine.health import Probe, judge
 from vllm_ray_engine.placement import rank_order
@@ -207,3 +207,23 @@ def test_oom_kills(name: str, tmp_path: Path) -> None:
     text, expected = COUNTERS[name]
     (tmp_path / "events").write_text(text)
     assert memory.oom_kills((tmp_path / "absent", tmp_path / "events")) == expected
+
+
+NODES = ("pod-a (10.0.0.1)", "pod-b (10.0.0.2)")
+SAID = "without saying why: look for an out-of-memory kill or a lost node"
+LOST = {
+    "one": ("RayWorkerProc rank=[1] died unexpectedly", f"the worker of rank 1 on pod-b (10.0.0.2) died {SAID}"),
+    "both": (
+        "RayWorkerProc rank=[0, 1] died unexpectedly",
+        f"the worker of rank 0 on pod-a (10.0.0.1), rank 1 on pod-b (10.0.0.2) died {SAID}",
+    ),
+    "a rank that is not known": ("RayWorkerProc rank=[7] died unexpectedly", "as it was"),
+    "another line": ("ActorDiedError", "as it was"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_lost_worker_is_placed(name: str) -> None:
+    line, message = LOST[name]
+    assert lost_worker.name_nodes(Cause(reasons.WORKER_DIED, "as it was", line), NODES).message == message
+    assert lost_worker.name_nodes(Cause(reasons.ENGINE_EXITED, "as it was", line), NODES).message == "as it was"

@@ -36,7 +36,14 @@ def is_initialized():
 def nodes():
     resources = {"GPU": 1.0, "vd-slot-0": 1.0}
     return [
-        {"NodeID": f"n{i}", "NodeManagerAddress": f"10.0.0.{i}", "Alive": True, "Resources": resources} for i in (1, 2)
+        {
+            "NodeID": f"n{i}",
+            "NodeManagerAddress": f"10.0.0.{i}",
+            "NodeManagerHostname": f"pod-{i}",
+            "Alive": True,
+            "Resources": resources,
+        }
+        for i in (1, 2)
     ]
 
 
