@@ -22,7 +22,7 @@ from vllm_ray_engine.reasons import Cause
 LAUNCHER = [sys.executable, "-m", "vllm_ray_engine.launch"]
 _LISTEN = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _SUPERVISOR_SECONDS = 0.2
-"""Between two looks at the Ray job supervisor. When that is killed, Ray kills this process group a second later."""
+"""Between two looks at the Ray job supervisor."""
 _WORKERS_SECONDS = 5.0
 """How long Ray is given to end the worker processes on this node before what they leave is left to the next attempt."""
 
@@ -34,11 +34,13 @@ def _ready_child() -> None:
 def watch(command: list[str], supervisor: int) -> int:
     """Run the command until it ends, with everything below it; return its exit code, negative for a signal.
 
-    SIGTERM and SIGINT are passed on. When the supervisor dies, nobody can stop this job any more: it is ended at once.
+    SIGTERM and SIGINT are passed on. When the supervisor dies, nobody can stop this job any more: this process ends,
+    and with it the command, which is told by its parent-death signal.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _LISTEN)
     environment = os.environ | {process_tree.PARENT_VARIABLE: str(os.getpid())}
-    # A session of its own: Ray's kill of this process group must leave somebody who cleans up.
+    # A session of its own: when Ray kills this process group, which it does when the supervisor died, somebody must be
+    # left who cleans up.
     child = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=_ready_child)  # noqa: PLW1509
     while True:
         received = signal.sigtimedwait(_LISTEN, _SUPERVISOR_SECONDS)
@@ -47,8 +49,9 @@ def watch(command: list[str], supervisor: int) -> int:
             child.returncode = ended[child.pid]
             break
         if os.getppid() != supervisor:
-            process_tree.send([child.pid], signal.SIGKILL)
-        elif received is not None and received.si_signo != signal.SIGCHLD:
+            # Within a second Ray kills this process group, in the middle of whatever we would do.
+            os._exit(1)
+        if received is not None and received.si_signo != signal.SIGCHLD:
             process_tree.send([child.pid], signal.SIGTERM)
     process_tree.end_descendants(0)
     return child.returncode

@@ -214,7 +214,7 @@ class Launcher:
         deadline = time.monotonic() + timeout
         while True:
             if self._orphaned():
-                raise EngineFailure(reasons.ENGINE_EXITED, "the guard process of this job was killed")
+                raise EngineFailure(reasons.ENGINE_EXITED, "the guard process or the Ray job supervisor was killed")
             if self._stop_asked:
                 raise StopAsked
             self._engine.reap()

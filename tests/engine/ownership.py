@@ -268,6 +268,7 @@ class Campaign:
         try:
             result = attempt.wait_ended(30)
             outcome = f"{result['reason']}: {result['message']}"
+            print(attempt.logs()[-1500:], flush=True)
         except (AssertionError, IndexError, ValueError, TypeError) as error:
             outcome = f"no result ({str(error)[:80]})"
         # What the killed process's own parent has yet to collect is no zombie.

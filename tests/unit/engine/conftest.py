@@ -30,7 +30,7 @@ TOKEN = "the-ray-token"
 
 DATA: dict[str, Any] = {
     "version": 1,
-    "instanceId": "chat-1a2b3c4d-a7-x9k2q1",
+    "instanceId": f"chat-1a2b3c4d-a7-{os.getpid()}",  # also names what is outside processes: not shared by test runs
     "deployment": "default/chat",
     "replica": 0,
     "attempt": 7,
@@ -146,9 +146,9 @@ class Launch:
 
     def engine(self) -> int:
         """Return the process id of the engine process."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        (child,) = wait_for("the engine process", lambda: path.read_text().split())
+        return int(child)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -12,7 +12,7 @@ from vllm_ray_engine import control
 from vllm_ray_engine.control import ControlServer, bearer, ray_token
 from vllm_ray_engine.state import State
 
-from .conftest import TOKEN, configure, free_port, get
+from .conftest import DATA, TOKEN, configure, free_port, get
 
 
 def serve(token: str | None) -> Iterator[str]:
@@ -34,11 +34,11 @@ def unguarded() -> Iterator[str]:
     yield from serve(None)
 
 
-CREDENTIAL = bearer(TOKEN, "chat-1a2b3c4d-a7-x9k2q1")
+CREDENTIAL = bearer(TOKEN, DATA["instanceId"])
 
 
 def test_credential_is_the_contracts() -> None:
-    message = b"vllm-ray-control/chat-1a2b3c4d-a7-x9k2q1"
+    message = f"vllm-ray-control/{DATA['instanceId']}".encode()
     assert hmac.new(TOKEN.encode(), message, hashlib.sha256).hexdigest() == CREDENTIAL
 
 

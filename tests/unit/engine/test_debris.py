@@ -19,6 +19,9 @@ from vllm_ray_engine import debris
 
 from .conftest import OPERATOR
 
+OURS = f"test-{os.getpid()}-"
+"""Starts the instance ids of this run: several may run on one machine."""
+
 # Claims, makes one of each kind, and prints their names; then lives until it is killed.
 OWNER = """
 import multiprocessing, os, sys, tempfile, time
@@ -81,28 +84,28 @@ def of(instance_id: str) -> list[str]:
 
 
 def test_killed_process_is_swept(base: Path, owners: list[Owner]) -> None:
-    owners.append(owner := Owner(base, "test-killed"))
-    assert owner.folder == str(base / (debris.NAME + debris.tag("test-killed")))
+    owners.append(owner := Owner(base, OURS + "killed"))
+    assert owner.folder == str(base / (debris.NAME + debris.tag(OURS + "killed")))
     assert Path(owner.file).parent == Path(owner.folder)
-    kinds = [name.partition("vllm-ray")[0] for name in of("test-killed")]
+    kinds = [name.partition("vllm-ray")[0] for name in of(OURS + "killed")]
     assert kinds == ["sem.", "", ""], "the semaphore, the segment and the lock"
-    assert not debris.sweep("test-killed", 0, base), "it is alive"
+    assert not debris.sweep(OURS + "killed", 0, base), "it is alive"
     assert Path(owner.file).exists()
     owner.kill()
-    assert debris.sweep("test-killed", 5, base)
-    assert of("test-killed") == []
+    assert debris.sweep(OURS + "killed", 5, base)
+    assert of(OURS + "killed") == []
     assert list(base.iterdir()) == []
 
 
 def test_others_are_left_alone(base: Path, owners: list[Owner]) -> None:
-    owners += [dead := Owner(base, "test-dead"), alive := Owner(base, "test-alive")]
+    owners += [dead := Owner(base, OURS + "dead"), alive := Owner(base, OURS + "alive")]
     foreign = shared_memory.SharedMemory(create=True, size=64)
     try:
         (base / "vllm-ray-attempt-of-somebody").mkdir()
         dead.kill()
-        assert debris.sweep_all(base) == [Path(dead.folder).name]
-        assert of("test-dead") == []
-        assert len(of("test-alive")) == 3
+        assert Path(dead.folder).name in debris.sweep_all(base)
+        assert of(OURS + "dead") == []
+        assert len(of(OURS + "alive")) == 3
         assert Path(alive.file).exists()
         assert (base / "vllm-ray-attempt-of-somebody").exists(), "no lock, so none of ours"
         assert (debris.SHARED_MEMORY / foreign.name).exists()
@@ -112,52 +115,52 @@ def test_others_are_left_alone(base: Path, owners: list[Owner]) -> None:
 
 
 def test_one_of_two_processes_keeps_the_place(base: Path, owners: list[Owner]) -> None:
-    owners += [first := Owner(base, "test-two"), second := Owner(base, "test-two")]
+    owners += [first := Owner(base, OURS + "two"), second := Owner(base, OURS + "two")]
     first.kill()
-    assert debris.sweep_all(base) == []
+    assert Path(second.folder).name not in debris.sweep_all(base)
     assert Path(first.file).exists()
     second.kill()
-    assert debris.sweep("test-two", 5, base)
+    assert debris.sweep(OURS + "two", 5, base)
 
 
 def test_forked_child_keeps_the_place(base: Path, owners: list[Owner]) -> None:
-    owners.append(owner := Owner(base, "test-forked", "forked"))
+    owners.append(owner := Owner(base, OURS + "forked", "forked"))
     owner.kill()
-    assert not debris.sweep("test-forked", 0, base)
+    assert not debris.sweep(OURS + "forked", 0, base)
     owner.end()
-    assert debris.sweep("test-forked", 5, base)
+    assert debris.sweep(OURS + "forked", 5, base)
 
 
 def test_segment_that_a_process_without_a_claim_uses_stays(base: Path, owners: list[Owner]) -> None:
-    owners.append(owner := Owner(base, "test-mapped"))
+    owners.append(owner := Owner(base, OURS + "mapped"))
     with (debris.SHARED_MEMORY / owner.segment).open("rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     owner.kill()
-    assert not debris.sweep("test-mapped", 0, base)
-    assert owner.segment in of("test-mapped")
+    assert not debris.sweep(OURS + "mapped", 0, base)
+    assert owner.segment in of(OURS + "mapped")
     view.close()
-    assert debris.sweep("test-mapped", 0, base)
-    assert of("test-mapped") == []
+    assert debris.sweep(OURS + "mapped", 0, base)
+    assert of(OURS + "mapped") == []
 
 
 def test_claim_of_an_attempt_sweeps_an_earlier_one(base: Path, owners: list[Owner]) -> None:
-    owners.append(first := Owner(base, "test-first"))
+    owners.append(first := Owner(base, OURS + "first"))
     first.kill()
-    owners.append(second := Owner(base, "test-second"))
-    assert of("test-first") == []
+    owners.append(second := Owner(base, OURS + "second"))
+    assert of(OURS + "first") == []
     assert [path.name for path in base.glob(f"{debris.NAME}*")] == [Path(second.folder).name]
 
 
 def test_inherited_folder_is_not_the_base(base: Path, owners: list[Owner]) -> None:
-    owners.append(first := Owner(base, "test-outer"))
-    owners.append(inner := Owner(Path(first.folder), "test-inner"))
+    owners.append(first := Owner(base, OURS + "outer"))
+    owners.append(inner := Owner(Path(first.folder), OURS + "inner"))
     assert Path(inner.folder).parent == base
 
 
 def test_deep_base_leaves_room_for_sockets(base: Path, owners: list[Owner]) -> None:
     deep = base / ("d" * 60)
     deep.mkdir()
-    owners.append(owner := Owner(deep, "test-deep"))
+    owners.append(owner := Owner(deep, OURS + "deep"))
     assert len(owner.folder) + 37 <= 107
     owner.kill()
-    assert debris.sweep("test-deep", 5, Path(owner.folder).parent)
+    assert debris.sweep(OURS + "deep", 5, Path(owner.folder).parent)

@@ -53,7 +53,7 @@ def test_killed_guard_ends_the_attempt(launch: Launch) -> None:
     assert launch.ray_log()[-2:] == ["remove_placement_group", "shutdown"]
     assert launch.left() == []
     assert launch.places() == []
-    assert launch.end()[1]["message"] == "the guard process of this job was killed"
+    assert launch.end()[1]["message"] == "the guard process or the Ray job supervisor was killed"
 
 
 def test_killed_supervisor_ends_the_attempt(launch: Launch) -> None:
@@ -62,4 +62,4 @@ def test_killed_supervisor_ends_the_attempt(launch: Launch) -> None:
     launch.send(signal.SIGKILL)  # the supervisor stands where the guard does otherwise
     wait_for("everything to end", lambda: not launch.left())
     assert launch.places() == []
-    assert launch.end()[1]["message"] == "the launcher process was killed by SIGKILL"
+    assert launch.end()[1]["message"] == "the guard process or the Ray job supervisor was killed"
