@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm_ray_engine import reasons
-from vllm_ray_engine.config import EngineConfig
+from vllm_ray_engine.config import EXTERNAL, EngineConfig
 from vllm_ray_engine.reasons import EngineFailure
 
 _PODS = "Ray spreads an engine over pods: use spec.parallelism and spec.cluster.workers.acceleratorsPerNode"
@@ -50,6 +50,9 @@ OWNED: Mapping[str, str] = MappingProxyType(
 A name that ends in _ stands for all that begin with it. Which of them exist depends on vLLM's version.
 """
 
+ABORT_SECONDS = 3
+"""Of the stop grace, left for vLLM to end after it aborted what did not finish."""
+
 Parse = Callable[[list[str]], Namespace]
 
 _MODEL_FLAG = re.compile(r"--model(=.*)?", re.DOTALL)
@@ -64,10 +67,28 @@ def command_line(config: EngineConfig) -> list[str]:
         f"--tensor-parallel-size={config.tensor}",
         f"--pipeline-parallel-size={config.pipeline}",
         "--distributed-executor-backend=ray",
+        *(f"--{name.replace('_', '-')}={value}" for name, value in _data_values(config).items()),
+        # Of the time that the launcher gives it at its end, to requests in flight; the user may say otherwise.
+        f"--shutdown-timeout={max(1, int(config.stop_grace_seconds) - ABORT_SECONDS)}",
     ]
     if config.revision is not None:
         owned.append(f"--revision={config.revision}")
     return ["serve", config.model, *owned, *config.args]
+
+
+def _data_values(config: EngineConfig) -> dict[str, Any]:
+    """Return the values of data parallelism that the operator gives, none without it."""
+    if config.data == 1:
+        return {}
+    if config.data_mode == EXTERNAL:
+        return {
+            "data_parallel_size": config.data,
+            "data_parallel_rank": config.data_rank,
+            "data_parallel_address": config.data_address,
+            "data_parallel_rpc_port": config.data_rpc_port,
+        }
+    # Fewer local ranks than ranks: else vLLM takes them all to be on this node, and talks to them over local sockets.
+    return {"data_parallel_size": config.data, "data_parallel_size_local": 1, "data_parallel_backend": "ray"}
 
 
 def _owned_values(config: EngineConfig) -> dict[str, Any]:
@@ -81,6 +102,7 @@ def _owned_values(config: EngineConfig) -> dict[str, Any]:
         "tensor_parallel_size": config.tensor,
         "pipeline_parallel_size": config.pipeline,
         "distributed_executor_backend": "ray",
+        **_data_values(config),
     }
 
 

@@ -1,4 +1,4 @@
-"""The launcher's side of Ray: its driver, the placement group that it owns, and the actors of its namespace.
+"""The launcher's side of Ray: its driver, the placement groups that it owns, and the actors of its namespace.
 
 All Ray calls are made from one thread, because they can hang for as long as Ray's control store is away, and the
 launcher must go on answering signals meanwhile. The others read the latest `View`.
@@ -6,14 +6,16 @@ launcher must go on answering signals meanwhile. The others read the latest `Vie
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm_ray_engine import packing
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.placement import rank_order
+from vllm_ray_engine.placement import by_node, home
 
 PENDING = "PENDING"
 CREATED = "CREATED"
@@ -25,43 +27,44 @@ EXPLAIN_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class View:
-    """What Ray said last. node_ips, node_names: of each worker's node, in the order of the workers' ranks.
+    """What Ray said last. node_ips, node_names: for each rank of the job each worker's node, in rank order.
 
-    workers_alive is as old as `seen` (monotonic clock).
+    explanation: why the groups wait, or what is wrong with where they landed. workers_alive is as old as `seen`
+    (monotonic clock).
     """
 
     placement: str = PENDING
     explanation: str = "connecting to Ray"
-    node_ips: tuple[str, ...] = ()
-    node_names: tuple[str, ...] = ()
+    node_ips: tuple[tuple[str, ...], ...] = ()
+    node_names: tuple[tuple[str, ...], ...] = ()
     workers_alive: int = 0
     seen: float = 0.0
 
 
-def fits(resources: Mapping[str, float], config: EngineConfig) -> int:
-    """Return how many workers a node with these resources could hold."""
-    return int(min(resources.get(config.accelerator_key, 0), resources.get(config.slot_resource, 0)))
+def landed(
+    config: EngineConfig, bundle_nodes: Sequence[Mapping[int, str]], driver_node: str
+) -> tuple[tuple[str, ...], ...]:
+    """Return for each rank of the job the node of each worker, in rank order, as the engine will deal them out.
+
+    `bundle_nodes`: of each placement group, the node of each bundle.
+    """
+    homes = [home(nodes) if config.makes_ranks else driver_node for nodes in bundle_nodes]
+    ranks = []
+    for number in by_node(homes, driver_node):
+        workers = [bundle_nodes[number][bundle] for bundle in range(config.world_size)]
+        ranks.append(tuple(workers[position] for position in by_node(workers, homes[number])))
+    return tuple(ranks)
 
 
-def explain(
-    config: EngineConfig, total: Mapping[str, Mapping[str, float]], free: Mapping[str, Mapping[str, float]]
-) -> str:
-    """Say why the placement group waits, from the total and free resources of the living nodes, by node id."""
-    key, need = config.accelerator_key, config.world_size
-    slot = [node for node, resources in total.items() if resources.get(config.slot_resource, 0) > 0]
-    text = f"needs {need} {key} in slot {config.slot_resource}; "
-    if not slot:
-        return text + "no Ray node of this slot has joined the cluster"
-    has = sum(fits(total[node], config) for node in slot)
-    available = sum(fits(free.get(node, {}), config) for node in slot)
-    text += f"{available} free"
-    if has < need:
-        return text + f", {has} in all on {len(slot)} node{'s' if len(slot) > 1 else ''}"
-    return text if available >= need else text + f", {has - available} still in use"
+def owned_actors(config: EngineConfig, names: Iterable[str]) -> int:
+    """Return how many of the actors are workers of this job: vLLM puts the instance id in each worker's name."""
+    # Another rank's job may run in the same namespace: _dp1 is not _dp12.
+    ours = re.compile(re.escape(config.engine_id) + r"(?!\d)")
+    return sum(ours.search(name) is not None for name in names)
 
 
 class Cluster:
-    """Connects, makes the placement group and watches it, in a thread, until released."""
+    """Connects, makes the placement groups and watches them, in a thread, until released."""
 
     def __init__(self, config: EngineConfig, notify: Callable[[], None]) -> None:
         """`notify` is called, from the Ray thread, whenever the view or the failure changed."""
@@ -80,7 +83,7 @@ class Cluster:
         self._thread.start()
 
     def release(self, timeout: float) -> bool:
-        """Have the placement group removed, which ends its actors. Returns whether Ray confirmed it in time."""
+        """Have the placement groups removed, which ends their actors. Returns whether Ray confirmed it in time."""
         if self._thread.ident is None:
             return True
         self._release.set()
@@ -111,7 +114,7 @@ class Cluster:
             self._notify()
             return
         try:
-            self._own_group()
+            self._own_groups()
         except Exception as error:
             self.failure = f"Ray failed: {error}"
             self._notify()
@@ -120,28 +123,32 @@ class Cluster:
             self._stop.wait()
             ray.shutdown()
 
-    def _own_group(self) -> None:
+    def _own_groups(self) -> None:
         import ray
 
-        group = ray.util.placement_group(self._config.bundles, strategy="PACK", name=self._config.engine_id)
+        made: list[Any] = []
         try:
-            if self._wait_created(group):
+            for group in packing.groups(self._config):
+                bundles = [dict(bundle) for bundle in group.bundles]
+                made.append(ray.util.placement_group(bundles, strategy=group.strategy, name=group.name))
+            if self._wait_created(made):
                 self._watch_actors()
         finally:
-            ray.util.remove_placement_group(group)
-            while ray.util.placement_group_table(group).get("state") != "REMOVED":
+            for group in made:
+                ray.util.remove_placement_group(group)
+            while any(ray.util.placement_group_table(group).get("state") != "REMOVED" for group in made):
                 time.sleep(0.05)
 
-    def _wait_created(self, group: Any) -> bool:
-        """Return True once the group is there, False when released before."""
+    def _wait_created(self, groups: Sequence[Any]) -> bool:
+        """Return True once the groups are there, False when released before."""
         import ray
 
         explain_at = 0.0
         while not self._release.wait(POLL_PENDING_SECONDS):
             try:
-                table = ray.util.placement_group_table(group)
-                if table.get("state") == CREATED:
-                    self._created(table["bundles_to_node_id"])
+                tables = [ray.util.placement_group_table(group) for group in groups]
+                if all(table.get("state") == CREATED for table in tables):
+                    self._created([table["bundles_to_node_id"] for table in tables])
                     return True
                 if (now := time.monotonic()) >= explain_at:
                     explain_at = now + EXPLAIN_SECONDS
@@ -155,20 +162,24 @@ class Cluster:
         from ray._private.state import available_resources_per_node
 
         total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        return explain(self._config, total, available_resources_per_node())
+        return packing.explain(self._config, total, available_resources_per_node())
 
-    def _created(self, bundle_nodes: Mapping[int, str]) -> None:
+    def _created(self, bundle_nodes: Sequence[Mapping[int, str]]) -> None:
         import ray
 
-        order = rank_order(dict(bundle_nodes), ray.get_runtime_context().get_node_id())
         nodes = {node["NodeID"]: node for node in ray.nodes()}
-        of_rank = [nodes[bundle_nodes[bundle]] for bundle in order]
+        landing = landed(self._config, bundle_nodes, ray.get_runtime_context().get_node_id())
+        of_ranks = [[nodes[node] for node in workers] for workers in landing]
+        names = tuple(
+            # In a pod the host's name is the pod's.
+            tuple(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in workers)
+            for workers in of_ranks
+        )
         self._show(
             placement=CREATED,
-            explanation="",
-            node_ips=tuple(node["NodeManagerAddress"] for node in of_rank),
-            # In a pod the host's name is the pod's.
-            node_names=tuple(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in of_rank),
+            explanation=packing.complaint(self._config, names),
+            node_ips=tuple(tuple(node["NodeManagerAddress"] for node in workers) for workers in of_ranks),
+            node_names=names,
             seen=time.monotonic(),
         )
 
@@ -177,8 +188,7 @@ class Cluster:
 
         while not self._release.wait(POLL_ACTORS_SECONDS):
             try:
-                # Named actors of our namespace that are not dead; vLLM puts the instance id in each worker's name.
-                names = ray.util.list_named_actors()
+                names = ray.util.list_named_actors()  # of our namespace, that are not dead
             except Exception:  # noqa: S112  the control store may be restarting: the view gets old, which is noticed
                 continue
-            self._show(workers_alive=sum(self._config.engine_id in name for name in names), seen=time.monotonic())
+            self._show(workers_alive=owned_actors(self._config, names), seen=time.monotonic())

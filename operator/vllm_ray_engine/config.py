@@ -75,14 +75,25 @@ class EngineConfig:
         return self.instance_id if self.data == 1 else f"{self.instance_id}_dp{rank}"
 
     @property
+    def makes_ranks(self) -> bool:
+        """Return whether vLLM makes several ranks in this job, over its Ray backend."""
+        return len(self.ranks) > 1
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Return the names of the job's placement groups, one for each rank.
+
+        Unique on the whole Ray cluster: its State API tells no namespace. Where there are several, which rank uses
+        which is decided when they are placed.
+        """
+        if self.makes_ranks:
+            return tuple(f"{self.instance_id}_group{number}" for number in range(self.data))
+        return (self.engine_id,)
+
+    @property
     def engine_id(self) -> str:
         """Return the instance id that vLLM is given: where it makes the ranks itself, it derives theirs from it."""
         return self.instance_id if self.data_rank is None else self.rank_id(self.data_rank)
-
-    @property
-    def bundles(self) -> list[dict[str, float]]:
-        """Return the placement group's bundles: one accelerator and one unit of the replica's slot per worker."""
-        return [{self.accelerator_key: 1.0, self.slot_resource: 1.0} for _ in range(self.world_size)]
 
 
 def _text(value: Any) -> str:

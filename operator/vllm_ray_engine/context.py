@@ -53,13 +53,15 @@ class Context:
 
     instance_id: base id of the attempt, without the suffix of a rank. namespace: Ray namespace that a driver gets
     which asks for none. group: the placement group to use, None lets vLLM make its own. rank: the data-parallel rank
-    that this launch is, when the ranks are launched apart from each other.
+    that this launch is, when the ranks are launched apart from each other. rank_groups: the groups to use for the ranks
+    that vLLM's Ray backend makes, in any order; empty lets vLLM make its own.
     """
 
     instance_id: str
     namespace: str
     group: GroupRef | None = None
     rank: int | None = None
+    rank_groups: tuple[GroupRef, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.instance_id or not self.namespace:
@@ -85,11 +87,13 @@ class Context:
 
 def of_launcher(launched: EngineConfig) -> Context:
     """Return the context of an engine that the launcher runs."""
+    groups = tuple(GroupRef(name=name, awaited=True) for name in launched.group_names)
     return Context(
         launched.instance_id,
         launched.instance_id,
-        GroupRef(name=launched.engine_id, awaited=True),
+        None if launched.makes_ranks else groups[0],
         rank=launched.data_rank,
+        rank_groups=groups if launched.makes_ranks else (),
     )
 
 
@@ -108,8 +112,12 @@ def parse(text: str) -> Context:
     """Return the context that `as_json` wrote. Raises ConfigError."""
     try:
         data = json.loads(text)
-        group = data.pop("group")
-        return Context(**data, group=None if group is None else GroupRef(**group))
+        group, rank_groups = data.pop("group"), data.pop("rank_groups")
+        return Context(
+            **data,
+            group=None if group is None else GroupRef(**group),
+            rank_groups=tuple(GroupRef(**ref) for ref in rank_groups),
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{ENVIRONMENT_VARIABLE} is not a context: {error}") from None
 

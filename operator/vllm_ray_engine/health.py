@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_ray_engine.config import EngineConfig
 
 PROBE_TIMEOUT_SECONDS = 10.0
+METRICS_TIMEOUT_SECONDS = 2.0
 MISSED_PROBES = 3
 """So many probes in a row have to go without an answer before a ready engine is judged by it."""
 HUNG_SECONDS = 120.0
@@ -54,10 +56,30 @@ class Health:
         }
 
 
+_IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+def requests_in_flight(config: EngineConfig) -> int | None:
+    """Return how many requests the engine has running or waiting, by its own metrics; None when it does not tell."""
+    connection = http.client.HTTPConnection(_host(config), config.port, timeout=METRICS_TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        counts = [float(count) for count in _IN_FLIGHT.findall(response.read().decode(errors="replace"))]
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return int(sum(counts)) if response.status == 200 and counts else None
+
+
+def _host(config: EngineConfig) -> str:
+    return "127.0.0.1" if config.host == "0.0.0.0" else config.host  # noqa: S104
+
+
 def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return for each way it can fail
     """Ask the engine for its health and its models. Never raises for what the network or the engine does."""
-    host = "127.0.0.1" if config.host == "0.0.0.0" else config.host  # noqa: S104
-    connection = http.client.HTTPConnection(host, config.port, timeout=PROBE_TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(_host(config), config.port, timeout=PROBE_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()

@@ -100,7 +100,9 @@ class Launcher:
         except StopAsked:
             self.state.enter(state.STOPPING, "asked to stop")
         except EngineFailure as failure:
-            cause = lost_worker.name_nodes(failure.cause, self._cluster.view.node_names)
+            names = self._cluster.view.node_names
+            # Its words name a worker by its place in its rank.
+            cause = lost_worker.name_nodes(failure.cause, names[0] if len(names) == 1 else ())
         except Exception as error:
             cause = Cause(reasons.ENGINE_EXITED, f"the launcher failed with {type(error).__name__}: {error}")
         if cause is not None:
@@ -164,9 +166,9 @@ class Launcher:
             else:
                 self.state.enter(state.PLACING, f"waiting for accelerators: {view.explanation}")
             return False
-        (rank,) = self.config.ranks
-        instance_id = self.config.rank_id(rank)
-        self.state.update(ranks=[{"rank": rank, "instanceId": instance_id, "nodeIps": list(view.node_ips)}])
+        if view.explanation:
+            say(f"placement is worse than it could be: {view.explanation}")
+        self.state.place(view.node_ips)
         return True
 
     def _load(self) -> None:
@@ -252,11 +254,10 @@ class Launcher:
     def _end(self, *, crashed: bool) -> None:
         """End the process tree, give the accelerators back, leave Ray."""
         self._monitoring.set()
-        if crashed or self._last_ready is None:
-            # Nothing is worth finishing, so the accelerators are freed at once, while the processes end.
-            self._cluster.release(0)
-        else:
+        if not crashed and self._last_ready is not None and health.requests_in_flight(self.config) != 0:
             self._let_finish(self.config.stop_grace_seconds)
+        # Nothing is left that is worth finishing: the accelerators are freed at once, while the processes end.
+        self._cluster.release(0)
         left = process_tree.end_descendants(min(CRASH_GRACE_SECONDS, self.config.stop_grace_seconds))
         if left:
             say(f"processes that not even SIGKILL ended: {left}")

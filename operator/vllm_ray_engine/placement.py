@@ -1,10 +1,10 @@
-"""Placement: the engine uses the launcher's placement group, found by its name in the attempt's namespace."""
+"""Placement: the engine uses the launcher's placement groups, found by their names in the attempt's namespace."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm_ray_engine import report
@@ -34,6 +34,27 @@ def use_launcher_group(original: Callable[..., Any], context: Context) -> Callab
     return initialize_ray_cluster
 
 
+def use_rank_groups(original: Callable[..., Any], context: Context) -> Callable[..., Any]:
+    """Wrap CoreEngineActorManager.create_dp_placement_groups, which fails at once where the accelerators are not free.
+
+    It returns the group of each data-parallel rank, and the rank's number among those of its node.
+    """
+
+    @functools.wraps(original)
+    def create_dp_placement_groups(*args: Any, **kwargs: Any) -> Any:
+        if not context.rank_groups:
+            return original(*args, **kwargs)
+        import ray
+
+        groups = [wait_created(ref) for ref in context.rank_groups]
+        homes = [home(ray.util.placement_group_table(group)["bundles_to_node_id"]) for group in groups]
+        order = by_node(homes, ray.get_runtime_context().get_node_id())
+        local = [homes[: number + 1].count(homes[number]) - 1 for number in order]
+        return [groups[number] for number in order], local
+
+    return create_dp_placement_groups
+
+
 def wait_created(ref: GroupRef) -> Any:
     """Wait until the group is there and return Ray's handle of it, having told the launcher that only this is missing.
 
@@ -59,10 +80,14 @@ def wait_created(ref: GroupRef) -> Any:
         time.sleep(POLL_SECONDS)
 
 
-def rank_order(bundle_nodes: Mapping[int, str], driver_node: str) -> list[int]:
-    """Return the bundle of each worker, in the order of the workers' ranks.
+def home(bundle_nodes: Mapping[int, str]) -> str:
+    """Return the node of a rank's engine core, which is in the last bundle."""
+    return bundle_nodes[max(bundle_nodes)]
 
-    This is vLLM's own order (get_bundles_sorted_by_node): the engine's node comes first, the others by their ids, so
-    the ranks of one node are neighbours.
+
+def by_node(nodes: Sequence[str], first: str) -> list[int]:
+    """Return the positions in `nodes`, those of node `first` before the others, and equal ones together.
+
+    This is also the order that vLLM gives a rank's workers in (get_bundles_sorted_by_node).
     """
-    return sorted(bundle_nodes, key=lambda bundle: (bundle_nodes[bundle] != driver_node, bundle_nodes[bundle], bundle))
+    return sorted(range(len(nodes)), key=lambda position: (nodes[position] != first, nodes[position], position))

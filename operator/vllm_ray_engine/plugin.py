@@ -108,6 +108,12 @@ PATCHES = (
         "as above: it imported the function by name",
         until=_NO_CLASSIC,
     ),
+    Patch(
+        "placement groups of ranks",
+        ("vllm.v1.engine.utils:CoreEngineActorManager.create_dp_placement_groups",),
+        placement.use_rank_groups,
+        "vLLM's data-parallel placement does not wait, knows no slots, and gives its groups fixed names",
+    ),
     # Teardown.
     Patch(
         "job of the workers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -28,6 +29,7 @@ class State:
     """The state and its version, which grows with every real change. Safe to use from any thread."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._config = config
         self._changed = threading.Condition(threading.RLock())
         self._version = 1
         self._fields: dict[str, Any] = {
@@ -44,9 +46,19 @@ class State:
                 "workersExpected": config.workers,
                 "workersAlive": 0,
             },
-            "ranks": [{"rank": rank, "instanceId": config.rank_id(rank), "nodeIps": []} for rank in config.ranks],
+            "ranks": self._ranks([()] * len(config.ranks)),
             "cause": None,
         }
+
+    def _ranks(self, node_ips: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        return [
+            {"rank": rank, "instanceId": self._config.rank_id(rank), "nodeIps": list(ips)}
+            for rank, ips in zip(self._config.ranks, node_ips, strict=True)
+        ]
+
+    def place(self, node_ips: Sequence[Sequence[str]]) -> None:
+        """Set for each rank of the job the address of each worker's node."""
+        self.update(ranks=self._ranks(node_ips))
 
     def update(self, **fields: Any) -> None:
         """Set fields; waiting readers are woken only if one of them really changed."""

@@ -54,9 +54,19 @@ class Attempt:
     """One submitted engine job."""
 
     cluster: RayCluster
-    instance_id: str
-    port: int
-    control_port: int
+    config: dict[str, Any]
+
+    @property
+    def instance_id(self) -> str:
+        return str(self.config["instanceId"])
+
+    @property
+    def port(self) -> int:
+        return int(self.config["port"])
+
+    @property
+    def control_port(self) -> int:
+        return int(self.config["controlPort"])
 
     @property
     def token(self) -> str:
@@ -82,6 +92,15 @@ class Attempt:
 
     def logs(self) -> str:
         return self.cluster.logs(self.instance_id)
+
+    def complete(self, tokens: int = 4, timeout: float = 60) -> int:
+        """Have so many tokens generated; return the status, and check that all of them came if it is 200."""
+        status, answer = get(
+            f"http://{HEAD}:{self.port}/v1/completions", timeout=timeout,
+            body={"model": "tiny", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True},
+        )  # fmt: skip
+        assert status != 200 or answer["usage"]["completion_tokens"] == tokens, answer
+        return status
 
     def stop(self) -> None:
         self.cluster.stop_job(self.instance_id)
@@ -126,10 +145,9 @@ class Attempts:
         `driver` is the resource that its launcher takes.
         """
         number = len(self.started) + 1
-        attempt = Attempt(self.cluster, f"test-a{number}-{os.getpid()}", free_port(), free_port())
         config = {
             "version": 1,
-            "instanceId": attempt.instance_id,
+            "instanceId": f"test-a{number}-{os.getpid()}",
             "deployment": "default/test",
             "replica": 0,
             "attempt": number,
@@ -137,8 +155,8 @@ class Attempts:
             "revision": None,
             "servedName": "tiny",
             "host": "0.0.0.0",
-            "port": attempt.port,
-            "controlPort": attempt.control_port,
+            "port": free_port(),
+            "controlPort": free_port(),
             "tensor": 2,
             "pipeline": 1,
             "acceleratorKey": "GPU",
@@ -148,6 +166,7 @@ class Attempts:
             "startupTimeoutSeconds": 300,
             "stopGraceSeconds": 20,
         } | changes
+        attempt = Attempt(self.cluster, config)
         variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
         self.cluster.upload(self._package.name, self._package.content)
         self.cluster.submit(

@@ -69,7 +69,7 @@ class RayCluster:
         """Stands in the environment of every process of the cluster, by which they are found at its end."""
 
     def start(self) -> None:
-        resources = json.dumps({SLOT: 1, DRIVER: 1})
+        resources = json.dumps({SLOT: 1, DRIVER: 2})  # room for the launcher of a standby beside another
         common = ["--num-cpus=4", "--num-gpus=1", "--object-store-memory=200000000", f"--resources={resources}"]
         self._ray(
             HEAD, "--head", f"--port={self.gcs_port}", f"--ray-client-server-port={free_port()}",
@@ -138,8 +138,9 @@ class RayCluster:
         return [row for row in self._rows("actors") if row["ray_namespace"] == namespace and row["state"] != "DEAD"]
 
     def groups(self, name: str) -> list[dict[str, Any]]:
-        """Return the placement groups of a name that are not removed."""
-        return [row for row in self._rows("placement_groups") if row["name"] == name and row["state"] != "REMOVED"]
+        """Return the placement groups whose names begin like this and that are not removed."""
+        rows = self._rows("placement_groups")
+        return [row for row in rows if row["name"].startswith(name) and row["state"] != "REMOVED"]
 
     def upload(self, name: str, content: bytes) -> None:
         request = urllib.request.Request(  # noqa: S310

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vllm_ray_engine.config import parse
+from vllm_ray_engine.health import requests_in_flight
+
 from .conftest import MODEL, Attempt, Attempts
-from .ray_cluster import HEAD, WORKER, get, wait_for
+from .ray_cluster import HEAD, SLOT, WORKER, get, wait_for
 
 GONE_SECONDS = 10
 START_SECONDS = 300
@@ -39,12 +45,9 @@ def memory_mb(pid: int) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) // 1024
 
 
-def test_serves_over_two_nodes_and_a_stop_leaves_nothing(attempt_of: Attempts) -> None:
-    started = time.monotonic()
-    attempt = attempt_of.start()
-    state = attempt.wait_phase("Serving", START_SECONDS)
+def serves_over_two_nodes(attempt: Attempt, state: dict[str, Any]) -> None:
+    """Check everything that an engine of two nodes shows and answers."""
     (launcher,) = attempt.processes("vllm_ray_engine.launch")
-    print(f"MEASURED submission to Serving: {time.monotonic() - started:.1f} s")
     print(f"MEASURED launcher RSS: {memory_mb(launcher)} MB")
 
     assert state["instanceId"] == attempt.instance_id
@@ -69,16 +72,86 @@ def test_serves_over_two_nodes_and_a_stop_leaves_nothing(attempt_of: Attempts) -
     assert all(attempt.instance_id in row["name"] for row in actors)
     assert len(attempt.cluster.groups(attempt.instance_id)) == 1
 
-    status, answer = get(
-        f"http://{HEAD}:{attempt.port}/v1/completions", timeout=60,
-        body={"model": "tiny", "prompt": "hello", "max_tokens": 4, "ignore_eos": True},
-    )  # fmt: skip
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
+    assert attempt.complete() == 200
 
+
+def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Attempts) -> None:
+    """One engine serves while two standbys warm up: one is cancelled, the other takes the accelerators over."""
+    started = time.monotonic()
+    old = attempt_of.start()
+    serves_over_two_nodes(old, old.wait_phase("Serving", START_SECONDS))
+    print(f"MEASURED submission to Serving: {time.monotonic() - started:.1f} s")
+    workers = sorted(row["actor_id"] for row in old.cluster.actors(old.instance_id))
+
+    started = time.monotonic()
+    new = attempt_of.start(standby=True, startupTimeoutSeconds=START_SECONDS)
+    ranks = attempt_of.start(standby=True, data=2, tensor=1)
+    for standby, needs in ((new, "needs 2 GPU on 2 nodes"), (ranks, "needs 2 GPU for 2 ranks, each on 1 node")):
+        state = standby.wait_phase("Standby", START_SECONDS)
+        assert state["placement"] == {
+            "state": "PENDING", "explanation": f"{needs} in slot {SLOT}; 0 free, 2 still in use",
+        }  # fmt: skip
+        assert standby.cluster.actors(standby.instance_id) == [], "a standby holds nothing"
+        assert {row["state"] for row in standby.cluster.groups(standby.instance_id)} == {"PENDING"}
+        print(f"MEASURED submission to Standby, two at once: {time.monotonic() - started:.1f} s")
+    assert old.state()["health"]["ready"]
+
+    ranks.stop()
+    assert ranks.wait_ended(30)["outcome"] == "Stopped"
+    print(f"MEASURED stop of a standby to nothing left: {wait_gone(ranks):.1f} s after the job's end")
+    assert sorted(row["actor_id"] for row in old.cluster.actors(old.instance_id)) == workers
+    assert (old.complete(), old.state()["phase"]) == (200, "Serving")
+    assert new.state()["phase"] == "Standby"
+
+    stopped = time.monotonic()
+    old.stop()
+    wait_for("the standby to have the accelerators", lambda: new.state()["placement"]["state"] == "CREATED", 30, 0.02)
+    print(f"MEASURED stop to the standby's placement: {time.monotonic() - stopped:.2f} s")
+    state = new.wait_phase("Serving", START_SECONDS)
+    print(f"MEASURED stop to the standby's Serving: {time.monotonic() - stopped:.1f} s")
+    assert state["health"]["workersAlive"] == 2
+    assert new.complete() == 200
+    print(f"MEASURED stop to the standby's first completion: {time.monotonic() - stopped:.1f} s")
+    assert old.wait_ended(30)["outcome"] == "Stopped"
+    assert old.status() == "STOPPED"
+    wait_gone(old)
+
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(new.complete, 60)
+        wait_for("the request to run", lambda: in_flight(new) == 1, 30, 0.02)
+        stopped = time.monotonic()
+        new.stop()
+        assert request.result() == 200
+        print(f"MEASURED stop to the end of the request in flight: {time.monotonic() - stopped:.1f} s")
+    wait_gone(new)
+
+
+def in_flight(attempt: Attempt) -> int | None:
+    config = parse(json.dumps(attempt.config | {"host": HEAD}))
+    return requests_in_flight(config)
+
+
+def test_data_parallel_ranks_over_two_nodes(attempt_of: Attempts) -> None:
+    attempt = attempt_of.start("--api-server-count=1", data=2, tensor=1)
+    state = attempt.wait_phase("Serving", START_SECONDS)
+    first, second = state["ranks"]
+    assert [first["rank"], second["rank"]] == [0, 1]
+    assert [first["instanceId"], second["instanceId"]] == [f"{attempt.instance_id}_dp0", f"{attempt.instance_id}_dp1"]
+    assert sorted(first["nodeIps"] + second["nodeIps"]) == [HEAD, WORKER]
+    assert (state["health"]["workersExpected"], state["health"]["workersAlive"]) == (2, 2)
+    actors = attempt.cluster.actors(attempt.instance_id)
+    nodes = {row["node_id"]: row["node_ip"] for row in attempt.cluster.alive_nodes()}
+    assert {row["name"]: nodes[row["node_id"]] for row in actors if row["class_name"] == "RayWorkerProc"} == {
+        f"vllm_Worker_{rank['instanceId']}": rank["nodeIps"][0] for rank in state["ranks"]
+    }
+    assert [row["class_name"] for row in actors].count("EngineCoreActor") == 2
+    for _ in range(4):
+        assert attempt.complete() == 200
+    started = time.monotonic()
     attempt.stop()
     assert attempt.wait_ended(30)["outcome"] == "Stopped"
-    assert attempt.status() == "STOPPED"
     wait_gone(attempt)
+    print(f"MEASURED stop of two ranks to nothing left: {time.monotonic() - started:.1f} s")
 
 
 def test_failure_in_a_worker_is_stated_without_noise(attempt_of: Attempts, tmp_path: Path) -> None:
@@ -127,7 +200,7 @@ def test_placement_that_cannot_be_met_is_explained_and_can_be_stopped(attempt_of
 
     placement = wait_for("the explanation", explained, 60)
     assert placement["state"] == "PENDING"
-    assert placement["explanation"] == "needs 4 GPU in slot vd-slot-0; 2 free, 2 in all on 2 nodes"
+    assert placement["explanation"] == "needs 4 GPU on 4 nodes in slot vd-slot-0; 2 free, 2 in all on 2 nodes"
     started = time.monotonic()
     attempt.stop()
     assert attempt.wait_ended(10)["outcome"] == "Stopped"
