@@ -110,13 +110,13 @@ def explain(
 def complaint(config: EngineConfig, ranks: Sequence[Sequence[str]]) -> str:
     """Say how the workers of the ranks landed, if not as they should; `ranks` has each worker's node, in rank order."""
     found = []
-    fewest = math.ceil(config.tensor / config.accelerators_per_node)
+    may = 1 if workers_per_node(config) % config.tensor == 0 else config.tensor  # else it cannot be helped
     for rank, nodes in zip(config.ranks, ranks, strict=True):
         widest = max(
             len(set(nodes[first : first + config.tensor])) for first in range(0, config.world_size, config.tensor)
         )
         used = len(set(nodes))
-        if widest <= fewest and used <= nodes_per_rank(config):
+        if widest <= may and used <= nodes_per_rank(config):
             continue
         spread = ", ".join(f"{count} on {node}" for node, count in Counter(nodes).items())
         found.append(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vllm_ray_engine import config, control, launch
+from vllm_ray_engine import config, control, launch, packing
 from vllm_ray_engine.reasons import OUT_OF_MEMORY, Cause
 from vllm_ray_engine.state import State
 from vllm_ray_operator.api.spec import VLLMDeploymentSpec
@@ -59,7 +59,8 @@ def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
     assert read.startup_timeout_seconds == 105  # gives up before the operator does
     assert not read.standby
     assert config.from_environment(submission(standby=True).environment).standby
-    assert read.bundles == [{"GPU": 1.0, names.slot_resource(3): 1.0}] * 8
+    (group,) = packing.groups(read)
+    assert (group.name, group.bundles) == (ID, ({"GPU": 1.0, names.slot_resource(3): 1.0},) * 8)
 
 
 def test_nothing_of_the_user_is_in_what_a_shell_reads() -> None:

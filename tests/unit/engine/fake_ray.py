@@ -16,12 +16,16 @@ class FakeRay(ModuleType):
         self.killed: list[str] = []
         self.removed: list[str] = []
         self.group_state = "CREATED"
+        self.bundle_nodes: dict[str, dict[int, str]] = {}
         self.runtime: Any = SimpleNamespace(
             get_job_id=lambda: self.job, get_node_id=lambda: "node", gcs_address="10.0.0.1:6379"
         )
         self.util = SimpleNamespace(
             get_placement_group=self._get_placement_group,
-            placement_group_table=lambda _: {"state": self.group_state},
+            placement_group_table=lambda group: {
+                "state": self.group_state,
+                "bundles_to_node_id": self.bundle_nodes.get(group, {}),
+            },
             remove_placement_group=self._remove_placement_group,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,13 @@ def parse(line: list[str]) -> Namespace:
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     serve.add_argument("--pipeline-parallel-size", type=int, default=1)
+    serve.add_argument("--data-parallel-size", "-dp", type=int, default=1)
     serve.add_argument("--data-parallel-size-local", type=int)
+    serve.add_argument("--data-parallel-backend", default="mp")
+    serve.add_argument("--data-parallel-rank", type=int)
+    serve.add_argument("--data-parallel-address")
+    serve.add_argument("--data-parallel-rpc-port", type=int)
+    serve.add_argument("--shutdown-timeout", type=int, default=0)
     serve.add_argument("--distributed-executor-backend")
     serve.add_argument("--served-model-name", nargs="+")
     serve.add_argument("--revision")
@@ -60,6 +67,37 @@ def test_owned_argument(name: str) -> None:
     assert caught.value.cause.reason == OWNED_ARGUMENT
     assert flag in caught.value.cause.message
     assert instead in caught.value.cause.message
+
+
+EXTERNAL = {"data": 2, "dataMode": "External", "dataRank": 1, "dataAddress": "10.0.0.1", "dataRpcPort": 9100}
+
+
+def test_ranks_that_vllm_makes() -> None:
+    final = arguments.check(parse, configure(data=2, args=["-dp", "2"]))
+    assert (final.data_parallel_size, final.data_parallel_size_local, final.data_parallel_backend) == (2, 1, "ray")
+    assert final.data_parallel_rank is None
+
+
+def test_rank_that_is_launched_apart() -> None:
+    final = arguments.check(parse, configure(**EXTERNAL))
+    assert (final.data_parallel_size, final.data_parallel_rank) == (2, 1)
+    assert (final.data_parallel_address, final.data_parallel_rpc_port) == ("10.0.0.1", 9100)
+    assert (final.data_parallel_size_local, final.data_parallel_backend) == (None, "mp")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"data": 2, "args": ["-dp", "3"]}, EXTERNAL | {"args": ["--data-parallel-backend=ray"]}]
+)
+def test_owned_argument_of_ranks(changes: dict[str, Any]) -> None:
+    with pytest.raises(EngineFailure) as caught:
+        arguments.check(parse, configure(**changes))
+    assert caught.value.cause.reason == OWNED_ARGUMENT
+
+
+def test_time_to_finish_requests_is_the_users_to_change() -> None:
+    assert arguments.check(parse, configure(stopGraceSeconds=20)).shutdown_timeout == 17
+    assert arguments.check(parse, configure(stopGraceSeconds=2)).shutdown_timeout == 1
+    assert arguments.check(parse, configure(args=["--shutdown-timeout=0"])).shutdown_timeout == 0
 
 
 def test_value_that_the_parser_takes_from_elsewhere() -> None:

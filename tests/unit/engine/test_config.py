@@ -17,7 +17,6 @@ def test_reads_every_field() -> None:
     assert config.args == ("--max-model-len", "256")
     assert config.world_size == 6
     assert config.stop_grace_seconds == 2.5
-    assert config.bundles == [{"GPU": 1.0, "vd-slot-0": 1.0}] * 6
 
 
 def test_data_parallel_ranks() -> None:

@@ -24,6 +24,7 @@ CONTEXTS = {
     "launched rank": Context("base", "space", GroupRef(name="base"), rank=3),
     "opted in": Context("mine", "theirs", GroupRef(id="ab" * 18)),
     "without a group": Context("mine", "theirs"),
+    "ranks": context.of_launcher(configure(data=2)),
 }
 
 
@@ -41,6 +42,12 @@ def test_context_of_a_launcher_of_one_rank() -> None:
     external = {"data": 3, "dataMode": "External", "dataRank": 2, "dataAddress": "10.0.0.1", "dataRpcPort": 9100}
     found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA | external)})
     assert found == Context(BASE, BASE, GroupRef(name=f"{BASE}_dp2", awaited=True), rank=2)
+
+
+def test_context_of_a_launcher_of_ranks() -> None:
+    found = context.from_environment({ENVIRONMENT_VARIABLE: json.dumps(DATA | {"data": 2})})
+    groups = tuple(GroupRef(name=f"{BASE}_group{number}", awaited=True) for number in (0, 1))
+    assert found == Context(BASE, BASE, rank_groups=groups)
 
 
 def test_no_context() -> None:

@@ -63,8 +63,56 @@ def test_killed_launcher_takes_the_engine_with_it(launch: Launch) -> None:
     wait_for("the engine to be gone", lambda: engine not in launch.left())
 
 
-def test_stubborn_engine_is_killed_after_the_grace(launch: Launch) -> None:
+def test_ranks_of_one_engine(launch: Launch) -> None:
+    launch.tell(placement="PENDING")
+    launch.start(data=2, tensor=1)
+    wait_for("the explanation", lambda: "needs 2 GPU for 2 ranks, each on 1 node" in launch.state().get("message", ""))
+    assert [rank["nodeIps"] for rank in launch.state()["ranks"]] == [[], []]
+    launch.tell(placement="CREATED")
+    state = launch.wait_phase("Serving")
+    assert state["ranks"] == [  # the launcher's own node, n2, comes first
+        {"rank": 0, "instanceId": f"{DATA['instanceId']}_dp0", "nodeIps": ["10.0.0.2"]},
+        {"rank": 1, "instanceId": f"{DATA['instanceId']}_dp1", "nodeIps": ["10.0.0.1"]},
+    ]
+    launch.send(signal.SIGTERM)
+    assert launch.end()[1]["outcome"] == "Stopped"
+    groups = [f"placement_group 2 STRICT_PACK {DATA['instanceId']}_group{number}" for number in (0, 1)]
+    assert launch.ray_log()[1:3] == groups
+    assert launch.ray_log().count("remove_placement_group") == 2
+
+
+def test_placement_that_is_worse_than_it_could_be(launch: Launch) -> None:
+    launch.start(acceleratorsPerNode=2)
+    explanation = launch.wait_phase("Serving")["placement"]["explanation"]
+    assert explanation.startswith("rank 0 is on 2 nodes where 1 would do")
+    launch.send(signal.SIGTERM)
+    launch.end()
+    assert f"[vllm_ray_engine] placement is worse than it could be: {explanation}" in launch.output
+
+
+def test_idle_engine_gives_its_accelerators_back_first(launch: Launch) -> None:
     launch.tell(engine="stubborn")
+    launch.start()
+    launch.wait_phase("Serving")
+    engine = launch.engine()
+    launch.send(signal.SIGTERM)
+    wait_for("the group to be removed", lambda: "remove_placement_group" in launch.ray_log())
+    assert engine in launch.left()
+    assert launch.end()[1]["outcome"] == "Stopped"
+
+
+@pytest.mark.parametrize("running", ["1", "unknown"])
+def test_engine_with_requests_in_flight_is_let_finish(launch: Launch, running: str) -> None:
+    launch.tell(running=running)
+    launch.start()
+    launch.wait_phase("Serving")
+    launch.send(signal.SIGTERM)
+    assert launch.end()[1]["outcome"] == "Stopped"
+    assert (launch.world / "ended").read_text() == "with accelerators"
+
+
+def test_stubborn_engine_is_killed_after_the_grace(launch: Launch) -> None:
+    launch.tell(engine="stubborn", running="1")
     launch.start(stopGraceSeconds=1)
     launch.wait_phase("Serving")
     started = time.monotonic()
@@ -129,7 +177,7 @@ def test_pending_placement_is_explained_and_can_be_stopped(launch: Launch) -> No
     assert state["phase"] == "Placing"
     assert state["placement"] == {
         "state": "PENDING",
-        "explanation": "needs 2 GPU in slot vd-slot-0; 1 free, 1 still in use",
+        "explanation": "needs 2 GPU on 2 nodes in slot vd-slot-0; 1 free, 1 still in use",
     }
     launch.send(signal.SIGTERM)
     assert launch.end()[1]["outcome"] == "Stopped"
@@ -170,7 +218,7 @@ def test_standby_waits_without_limit_and_takes_over(launch: Launch) -> None:
     state = launch.state()
     assert state["phase"] == "Standby"
     assert state["message"] == (
-        "ready to take over accelerators: needs 2 GPU in slot vd-slot-0; 1 free, 1 still in use"
+        "ready to take over accelerators: needs 2 GPU on 2 nodes in slot vd-slot-0; 1 free, 1 still in use"
     )
     launch.tell(placement="CREATED")
     launch.wait_phase("Serving")

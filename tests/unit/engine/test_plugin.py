@@ -64,6 +64,20 @@ def test_engine_ends_when_the_group_is_taken_back(ray: FakeRay) -> None:
         placement.wait_created(GroupRef(name=BASE, awaited=True))
 
 
+def test_ranks_get_the_launchers_groups_by_node(ray: FakeRay) -> None:
+    owner = context.of_launcher(configure(data=4))
+    for number, node in enumerate(["b", "node", "b", "a"]):
+        ray.bundle_nodes[f"group {BASE}_group{number}"] = {0: "a", 1: "node", 2: node}
+    wrapped = placement.use_rank_groups(lambda _: pytest.fail("vLLM made its own"), owner)
+    groups, local = wrapped("the config")
+    assert groups == [f"group {BASE}_group{number}" for number in (1, 3, 0, 2)]
+    assert local == [0, 0, 0, 1]
+
+
+def test_ranks_outside_a_launcher_get_vllms_groups() -> None:
+    assert placement.use_rank_groups(lambda config: ([config], [0]), CONTEXT)("config") == (["config"], [0])
+
+
 # The table and its application.
 
 

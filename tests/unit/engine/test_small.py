@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from vllm_ray_engine import health, lost_worker, memory, reasons, versions
-from vllm_ray_engine.cluster import explain
 from vllm_ray_engine.health import Probe, judge
-from vllm_ray_engine.placement import rank_order
 from vllm_ray_engine.reasons import Cause, UnsupportedVersion
 
 from .conftest import configure, free_port
@@ -158,41 +156,34 @@ def test_probe_of_nothing() -> None:
     assert health.probe(configure(port=free_port()), "key") == Probe(None, error="the engine does not listen yet")
 
 
-ORDERS = {
-    "one node": ({0: "a", 1: "a"}, "a", [0, 1]),
-    "the engine's node comes first": ({0: "a", 1: "b"}, "b", [1, 0]),
-    "ranks of a node are neighbours": ({0: "a", 1: "b", 2: "a", 3: "b"}, "a", [0, 2, 1, 3]),
-    "an engine without a bundle on its node": ({0: "c", 1: "b", 2: "c", 3: "b"}, "a", [1, 3, 0, 2]),
-    "an unordered table": ({3: "b", 1: "a", 0: "b", 2: "a"}, "a", [1, 2, 0, 3]),
-}
-
-
-@pytest.mark.parametrize("name", ORDERS)
-def test_rank_order(name: str) -> None:
-    nodes, driver, expected = ORDERS[name]
-    assert rank_order(nodes, driver) == expected
-
-
-SLOT = {"GPU": 2.0, "vd-slot-0": 2.0, "CPU": 8.0}
-OTHER = {"GPU": 8.0, "vd-slot-1": 8.0}
-EXPLAINED: dict[str, tuple[dict[str, dict[str, float]], dict[str, dict[str, float]], str]] = {
-    "no node of the slot": ({"a": OTHER}, {"a": OTHER}, "no Ray node of this slot has joined the cluster"),
-    "too few in all": ({"a": SLOT}, {"a": SLOT}, "2 free, 2 in all on 1 node"),
-    "too few on several": ({"a": SLOT, "b": {"GPU": 1, "vd-slot-0": 1}}, {"a": SLOT}, "2 free, 3 in all on 2 nodes"),
-    "in use": ({"a": SLOT, "b": SLOT}, {"a": SLOT, "b": {}}, "2 free, 2 still in use"),
-    "another's accelerators do not count": (
-        {"a": SLOT, "b": OTHER},
-        {"a": {}, "b": OTHER},
-        "0 free, 2 in all on 1 node",
+METRICS = {
+    "idle": (
+        b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0",model_name="a b"} 0.0\n'
+        b'vllm:num_requests_waiting{engine="0",model_name="a b"} 0.0\n',
+        0,
     ),
-    "about to be placed": ({"a": SLOT, "b": SLOT}, {"a": SLOT, "b": SLOT}, "4 free"),
+    "several engines": (
+        b'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_running{engine="1"} 1.0\n'
+        b'vllm:num_requests_waiting{engine="1"} 4.0\nvllm:num_requests_waiting_by_reason{engine="1"} 4.0\n',
+        7,
+    ),
+    "no statistics": (b"python_gc_objects_collected_total 1.0\n", None),
+    "nonsense": (b"vllm:num_requests_running many\n", None),
 }
 
 
-@pytest.mark.parametrize("name", EXPLAINED)
-def test_explain(name: str) -> None:
-    total, free, expected = EXPLAINED[name]
-    assert explain(configure(tensor=4), total, free) == f"needs 4 GPU in slot vd-slot-0; {expected}"
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [pytest.param({"/metrics": (200, body)}, expected, id=name) for name, (body, expected) in METRICS.items()]
+    + [pytest.param({"/metrics": (404, b"vllm:num_requests_running 1\n")}, None, id="refused")],
+    indirect=["engine"],
+)
+def test_requests_in_flight(engine: int, expected: int | None) -> None:
+    assert health.requests_in_flight(configure(port=engine)) == expected
+
+
+def test_requests_in_flight_of_nothing() -> None:
+    assert health.requests_in_flight(configure(port=free_port())) is None
 
 
 COUNTERS = {

@@ -36,6 +36,10 @@ def parse():
         ("--pipeline-parallel-size", int, 1),
         ("--distributed-executor-backend", str, None),
         ("--revision", str, None),
+        ("--data-parallel-size", int, 1),
+        ("--data-parallel-size-local", int, None),
+        ("--data-parallel-backend", str, "mp"),
+        ("--shutdown-timeout", int, 0),
     ]:
         serve.add_argument(name, type=kind, default=default)
     serve.add_argument("--served-model-name", nargs="+")
@@ -48,6 +52,8 @@ def handler(args):
         def do_GET(self):
             keys = args.api_key or []
             status, body = int(read("health", "200")), b""
+            if self.path == "/metrics":
+                status, body = 200, f"vllm:num_requests_running {read('running', '0')}\n".encode()
             if self.path == "/v1/models":
                 status = 200
                 body = json.dumps({"data": [{"id": args.served_model_name[0]}]}).encode()
@@ -64,6 +70,11 @@ def handler(args):
     return Handler
 
 
+def end(*_):
+    (WORLD / "ended").write_text("without accelerators" if (WORLD / "removed").exists() else "with accelerators")
+    os._exit(0)
+
+
 def main():
     args = parse()
     does = read("engine", "serve")
@@ -76,10 +87,14 @@ def main():
         sys.exit(1)
     if does == "hang-importing":
         time.sleep(600)
-    placement.use_launcher_group(lambda _: None, context.from_environment())(SimpleNamespace(placement_group=None))
+    owner = context.from_environment()
+    if owner.rank_groups:
+        placement.use_rank_groups(None, owner)()
+    else:
+        placement.use_launcher_group(lambda _: None, owner)(SimpleNamespace(placement_group=None))
     (WORLD / "environment").write_text(json.dumps(dict(os.environ)))
     if does == "hang":
         time.sleep(600)
     subprocess.Popen([sys.executable, "-c", STUBBORN])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if does == "stubborn" else lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if does == "stubborn" else end)
     ThreadingHTTPServer(("127.0.0.1", args.port), handler(args)).serve_forever()
