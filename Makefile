@@ -51,6 +51,10 @@ test-engine: $(VENV)/.ready ## Real vLLM on real Ray, inside the engine image
 test-e2e: $(VENV)/.ready ## The whole path on a real one-machine cluster
 	$(PY) -m e2e.run_tests e2e
 
+.PHONY: matrix
+matrix: $(VENV)/.ready ## Real vLLM and Ray in all versions of the matrix; writes docs/compatibility.md (ONLY=vllm=0.32.0: some)
+	$(PY) -m e2e.matrix $(if $(ONLY),--only '$(ONLY)')
+
 ##@ Keep it clean
 .PHONY: lint
 lint: $(VENV)/.ready ## Formatting, types, import walls, Dockerfiles, shell, charts, generated files
