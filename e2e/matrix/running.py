@@ -31,14 +31,21 @@ def package_name() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, marked when it has changes that are not committed."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
+    """Return the commit of this checkout, marked when what the matrix runs has changes that are not committed."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "operator/vllm_ray_engine", "tests/engine", "e2e")
+    return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
 
 
 def run(cell: Cell, progress: Progress, logs: Path) -> Result:
     """Run one cell and return its result, whatever it is; the whole output goes to a file in `logs`."""
-    seen: dict[str, Any]
+    # Before the run: the checkout may change during it.
+    package, at, seen = package_name(), commit(), dict[str, Any]()
     try:
         python = str(environments.prepare(cell.environment, cell.ray, progress))
         if cell.kind == RUN:
@@ -48,9 +55,7 @@ def run(cell: Cell, progress: Progress, logs: Path) -> Result:
             seen = _execute(cell, [python, "-m", "e2e.matrix.source_check"], first, logs, progress)
     except CommandError as error:
         seen = {"passed": False, "failure": {"step": "installation", "error": str(error)}}
-    return Result(
-        cell.vllm, cell.ray, cell.kind, package_name(), commit(), date=f"{datetime.now(UTC):%Y-%m-%d %H:%M}", **seen
-    )
+    return Result(cell.vllm, cell.ray, cell.kind, package, at, date=f"{datetime.now(UTC):%Y-%m-%d %H:%M}", **seen)
 
 
 def _execute(
