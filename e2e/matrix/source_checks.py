@@ -73,6 +73,13 @@ def alive(actor: Any) -> bool:
         return False
 
 
+def engine_config() -> Any:
+    """Return the config of an engine."""
+    config = import_module("vllm.config")
+    model = config.ModelConfig(model=os.environ["VLLM_RAY_TEST_MODEL"], dtype="float32")
+    return config.VllmConfig(model_config=model)
+
+
 @contextlib.contextmanager
 def logged() -> Iterator[io.StringIO]:
     """Collect what vLLM warns of."""
@@ -209,7 +216,7 @@ class Checks:
             raise CheckError(f"the fault does not show: {noise!r}")
 
     def _config_ids(self) -> None:
-        config = import_module("vllm.config").VllmConfig()
+        config = engine_config()
         same(config.instance_id, BASE, "constructed")
         same(copy.copy(config).instance_id, BASE, "copied")
         same(copy.deepcopy(config).instance_id, BASE, "copied deeply")
@@ -218,13 +225,13 @@ class Checks:
         same(replace(config).instance_id, CONTEXT.of_rank(2), "a rank's config, replaced")
 
     def _actor_rank(self) -> None:
-        config = copy.deepcopy(import_module("vllm.config").VllmConfig())
+        config = copy.deepcopy(engine_config())
         import_module("vllm.v1.engine.utils")._apply_dp_identity_suffix(config, 3)
         same(config.instance_id, CONTEXT.of_rank(3), "rank 3")
 
     def _process_rank(self) -> None:
         core = import_module("vllm.v1.engine.core")
-        config = import_module("vllm.config").VllmConfig()
+        config = engine_config()
         config.parallel_config.data_parallel_size = 2
         seen = []
 
@@ -236,7 +243,6 @@ class Checks:
             raise Reached
 
         original = core.EngineCoreProc.__init__
-        config.model_config = SimpleNamespace(is_moe=False)
         core.EngineCoreProc.__init__ = started
         try:
             target = pickle.loads(pickle.dumps(core.EngineCoreProc.run_engine_core))  # noqa: S301  as spawn does
@@ -247,7 +253,7 @@ class Checks:
         same(seen, [CONTEXT.of_rank(1)], "what the engine core of rank 1 was given")
 
     def _transfers(self) -> None:
-        config = import_module("vllm.config").VllmConfig()
+        config = engine_config()
         config.kv_transfer_config = SimpleNamespace(engine_id="the user's")
         config.instance_id = CONTEXT.of_rank(1)
         executor = import_module("vllm.v1.executor.ray_executor_v2").RayExecutorV2
