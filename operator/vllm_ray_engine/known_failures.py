@@ -51,7 +51,8 @@ KNOWN = (
     ),
     _pattern(
         reasons.DEVICE_UNSUPPORTED,
-        r"no kernel image is available for execution|ptxas fatal\s*: Value '(\w+)' is not defined",
+        r"no kernel image is available for execution|ptxas fatal\s*: Value '(\w+)' is not defined"
+        r"|Torch not compiled with CUDA enabled",
         "the image was not built for this accelerator: use an image that supports its compute capability",
     ),
     _pattern(
@@ -205,8 +206,8 @@ KNOWN = (
     ),
     _pattern(
         reasons.INVALID_ENVIRONMENT,
-        r"Cannot assign requested address|EADDRNOTAVAIL",
-        "an address is none of this pod's: check VLLM_HOST_IP and the *_SOCKET_IFNAME variables",
+        r"Cannot assign requested address|EADDRNOTAVAIL|Unable to find address for: \S+",
+        "an address or interface is none of this pod's: check VLLM_HOST_IP and the *_SOCKET_IFNAME variables",
     ),
     _pattern(
         reasons.INVALID_ENVIRONMENT,
@@ -248,6 +249,11 @@ KNOWN = (
         reasons.INVALID_ARGUMENTS,
         r"chat template string \((.*?)\) appears path-like, but doesn't exist",
         "there is no chat template {0}: check --chat-template in spec.engine.args",
+    ),
+    _pattern(
+        reasons.INVALID_ARGUMENTS,
+        r"(Load format `[^`]*` is not supported)",
+        "vLLM refuses the configuration: {0}",
     ),
     _pattern(
         reasons.INVALID_ARGUMENTS,

@@ -14,16 +14,14 @@ import os
 import secrets
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import debris, health, lost_worker, process_tree, reasons, report, state, versions
+from vllm_ray_engine import debris, doctor, health, lost_worker, process_tree, reasons, report, root_cause, state
 from vllm_ray_engine.cluster import CREATED, Cluster
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.control import ControlServer, ray_token
@@ -123,14 +121,8 @@ class Launcher:
                 raise port_in_use(self.config.control_port, "control endpoint") from None
             raise
         self._control.start()
-        versions.check_installed()
-        if address_in_use(self.config.host, self.config.port):
-            raise port_in_use(self.config.port, "engine (spec.engine.port)")
-        if self.config.model.startswith("/") and not Path(self.config.model).exists():
-            raise EngineFailure(
-                reasons.MODEL_NOT_FOUND,
-                f"there is no {self.config.model} in this pod: check spec.model.uri and the volume that should hold it",
-            )
+        for warning in doctor.check_start(self.config):
+            say(f"warning: {warning.message}: {warning.remedy}")
 
     def _start(self) -> None:
         """Begin placement and the engine's start side by side: the engine needs the group when it is imported."""
@@ -223,7 +215,7 @@ class Launcher:
             if self._engine.exit_code is not None:
                 raise self._engine.failure(self._since())
             if self._cluster.failure is not None:
-                raise EngineFailure(reasons.ENGINE_EXITED, self._cluster.failure)
+                raise EngineFailure(root_cause.reason_of(self._cluster.failure), self._cluster.failure)
             if condition():
                 return True
             if (left := deadline - time.monotonic()) <= 0:
@@ -295,17 +287,6 @@ def port_in_use(port: int, what: str) -> EngineFailure:
         reasons.PORT_IN_USE,
         f"port {port} of the {what} is in use in this pod: by an engine that has not ended, or another container",
     )
-
-
-def address_in_use(host: str, port: int) -> bool:
-    """Return whether something listens on the port already."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
 
 
 def print_result(cause: Cause | None) -> None:

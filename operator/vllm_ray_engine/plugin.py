@@ -243,13 +243,22 @@ def _resolve(patch: Patch, where: str) -> _Place:
     return _Place(patch, holder, attribute)
 
 
+def places(vllm: tuple[int, int]) -> tuple[str, ...]:
+    """Return the names of all functions that are changed in this vLLM release, as `module:path`."""
+    return tuple(where for patch in PATCHES if patch.concerns(vllm) for where in patch.where)
+
+
+def resolve(patches: tuple[Patch, ...], vllm: tuple[int, int]) -> list[_Place]:
+    """Import what the patches of this vLLM release concern. Raises UnsupportedVersion when a function is not there."""
+    return [_resolve(patch, where) for patch in patches if patch.concerns(vllm) for where in patch.where]
+
+
 def apply(patches: tuple[Patch, ...], owner: Context, vllm: tuple[int, int]) -> None:
     """Apply all patches that concern this vLLM release, or none when one of them has no place.
 
     Applying them again changes nothing.
     """
-    places = [_resolve(patch, where) for patch in patches if patch.concerns(vllm) for where in patch.where]
-    for place in places:
+    for place in resolve(patches, vllm):
         place.wrap(owner)
 
 

@@ -38,6 +38,12 @@ def find(lines: Iterable[str], *, known_only: bool = False) -> Cause | None:
     return fallback if fallback or known_only else _silent(lines)
 
 
+def reason_of(text: str) -> str:
+    """Return the reason that the words of an exception tell, EngineExited when they are not known."""
+    cause = _first((*KNOWN, *CONSEQUENCES), text)
+    return reasons.ENGINE_EXITED if cause is None else cause.reason
+
+
 def _silent(lines: Iterable[str]) -> Cause | None:
     causes = (_first(SILENT, log_lines.parse(line).text) for line in lines)
     return next(filter(None, causes), None)

@@ -109,7 +109,8 @@ class Launch:
         """
         config = DATA | {"port": self.port, "controlPort": int(self.control.rpartition(":")[2])} | changes
         script = f"""if True:
-            from vllm_ray_engine import cluster, health, launch
+            from vllm_ray_engine import cluster, health, launch, plugin
+            plugin.PATCHES = ()  # the stand-in for vLLM has none of its internals
             health.HUNG_SECONDS, health.PROBE_TIMEOUT_SECONDS = {silence}, 0.5
             cluster.POLL_ACTORS_SECONDS = launch.HEALTH_SECONDS = 0.1
             launch.LOST_SECONDS = {patience}

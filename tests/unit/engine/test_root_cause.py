@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ray_engine import log_lines, reasons, root_cause
-from vllm_ray_engine.known_failures import Pattern
+from vllm_ray_engine.known_failures import CONSEQUENCES, KNOWN, SILENT, Pattern
 from vllm_ray_engine.reasons import Cause
 
 CORE = "(EngineCore pid=300) ERROR 11-30 08:00:00 [core.py:1510] "
@@ -489,6 +489,38 @@ FAILURES: dict[str, tuple[str, str, str, str]] = {
         "VLLM_HOST_IP",
         SEEN,
     ),
+    "interface that is not there": (
+        f"{WORKER}RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa !="
+        " nullptr. Unable to find address for: eth9",
+        reasons.INVALID_ENVIRONMENT,
+        "*_SOCKET_IFNAME",
+        SEEN,
+    ),
+    "PyTorch without CUDA": (
+        f"{WORKER}AssertionError: Torch not compiled with CUDA enabled",
+        reasons.DEVICE_UNSUPPORTED,
+        "not built for this accelerator",
+        SEEN,
+    ),
+    "unknown load format": (
+        f"{CORE}ValueError: Load format `zork` is not supported",
+        reasons.INVALID_ARGUMENTS,
+        "Load format `zork` is not supported",
+        SEEN,
+    ),
+    "Gloo time-out": (
+        f"{WORKER}RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting"
+        " 3000ms for recv operation to complete",
+        reasons.COMMUNICATION_FAILED,
+        "GLOO_SOCKET_IFNAME",
+        SEEN,
+    ),
+    "rank that never comes": (
+        f"{WORKER}torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
+        reasons.COMMUNICATION_FAILED,
+        "network between the pods",
+        SEEN,
+    ),
     "folder too long for a socket": (
         f"{API}Traceback (most recent call last):\n"
         f'{API}zmq.error.ZMQError: ipc path "/tmp/xxx/14be" is longer than 107 characters (sizeof(sun_path)).',
@@ -728,6 +760,12 @@ def test_nothing_else_is_redacted() -> None:
     assert Cause(reasons.ENGINE_EXITED, plain).message == plain
 
 
+def test_words_of_an_exception() -> None:
+    assert root_cause.reason_of("Version mismatch: The cluster was started with:") == reasons.UNSUPPORTED_VERSION
+    assert root_cause.reason_of("Failed to connect to GCS") == reasons.RAY_CONNECTION_LOST
+    assert root_cause.reason_of("something else") == reasons.ENGINE_EXITED
+
+
 def test_long_lines_are_cut() -> None:
     cause = root_cause.find([f"ValueError: {'x' * 10_000}"])
     assert cause is not None
@@ -735,7 +773,7 @@ def test_long_lines_are_cut() -> None:
     assert len(cause.message) <= root_cause.MAX_TEXT
 
 
-ROWS = (*root_cause.KNOWN, *root_cause.CONSEQUENCES, *root_cause.SILENT)
+ROWS = (*KNOWN, *CONSEQUENCES, *SILENT)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.reason}: {row.message[:40]}")

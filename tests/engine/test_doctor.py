@@ -1,0 +1,72 @@
+"""The doctor in the engine image: what it says of real vLLM and Ray, and of the nodes of a real Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from .conftest import MODEL, ROOT
+from .ray_cluster import HEAD, SLOT, WORKER, RayCluster, free_port
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, list[dict[str, Any]], float]:
+    """Run it; return exit code, findings and seconds."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_ray_engine.doctor", "--json", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "operator")} | environment, stdout=subprocess.PIPE, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout)["findings"], time.monotonic() - started
+
+
+def bad(findings: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    return {found["check"]: (found["status"], found["message"]) for found in findings if found["status"] != "ok"}
+
+
+def named(findings: list[dict[str, Any]], check: str) -> dict[str, Any]:
+    (found,) = [found for found in findings if found["check"] == check]
+    return found
+
+
+def test_image_is_healthy() -> None:
+    code, findings, seconds = run("--model", MODEL, "--port", str(free_port()))
+    print(f"MEASURED doctor: {seconds:.2f} s")
+    # The package lies in the repository here and not as an installed distribution, so only that is missing.
+    assert set(bad(findings)) == {"plugin"}, bad(findings)
+    assert code == 1
+    assert named(findings, "patch-points")["message"].startswith("all ")
+
+
+def test_patches_are_there_when_vllm_is_imported() -> None:
+    _, findings, seconds = run("--patches")
+    print(f"MEASURED doctor --patches: {seconds:.1f} s")
+    assert named(findings, "patches")["status"] == "ok", named(findings, "patches")
+
+
+def test_every_node_is_looked_at(cluster: RayCluster) -> None:
+    environment = {
+        "RAY_ADDRESS": f"{HEAD}:{cluster.gcs_port}", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster.token,
+    }  # fmt: skip
+    code, findings, seconds = run(
+        "--nodes", "--model", "/models/none", "--need", f"{SLOT}=2", "--need", "GPU=3", **environment
+    )
+    print(f"MEASURED doctor --nodes: {seconds:.1f} s")
+    assert code == 1
+    absent = [found["node"] for found in findings if found["check"] == "model-path"]
+    assert sorted(absent) == ["", HEAD, WORKER], "here, and by a task on each node"
+    for check in ("same-python", "same-ray", "same-vllm", "same-environment"):
+        assert named(findings, check)["status"] == "ok", named(findings, check)
+    lacking = named(findings, "resources")
+    assert (lacking["status"], lacking["message"]) == ("error", f"2 of {SLOT}, 2 needed, 2 of GPU, 3 needed")
+
+
+def test_a_ray_that_is_not_there() -> None:
+    code, findings, seconds = run("--nodes", RAY_ADDRESS=f"{HEAD}:1")
+    assert code == 1
+    assert seconds < 20, "Ray itself would try for minutes"
+    assert named(findings, "ray")["reason"] == "RayConnectionLost"
