@@ -319,6 +319,7 @@ BAD: dict[str, tuple[Object, str, str]] = {
     "separator": (args("--seed", "1", "--", "x"), "spec.engine.args[2]", "'--' and '-'"),
     "environment with a NUL": (env("A", "a\0b"), "spec.engine.env[0].value", "NUL"),
     "port of the launcher": ({"engine": {"port": 8070}}, "spec.engine.port", "the launcher"),
+    "port of a standby's launcher": ({"engine": {"port": 8071}}, "spec.engine.port", "the launcher"),
     "port before the launcher's": ({"engine": {"port": 8069}}, "spec.engine.port", "the port after it"),
     "port of Ray's metrics": ({"engine": {"port": 8080}}, "spec.engine.port", "metrics"),
     "port of Ray's agent": ({"engine": {"port": 52365}}, "spec.engine.port", "agent"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ SPEC = {
 }
 
 
-def submission(**options: bool) -> SubmitJob:
+def submission(**changes: Any) -> SubmitJob:
     spec = VLLMDeploymentSpec.model_validate(SPEC)
     attempt = Attempt(
         number=7,
@@ -43,9 +44,10 @@ def submission(**options: bool) -> SubmitJob:
         ray_cluster="chat-12345678",
         session=Session(head=ContainerRef(pod="h", uid="u", restarts=0), slot=[]),
         start_time=datetime(2030, 1, 1, tzinfo=UTC),
+        **changes,
     )
     deployment = Deployment("default", "chat", "1a2b3c4d-0", 1, "7", spec, SPEC, VLLMDeploymentStatus())
-    return engine_job.submission(deployment, 3, attempt, render_engine(spec), **options)
+    return engine_job.submission(deployment, 3, attempt, render_engine(spec))
 
 
 def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
@@ -53,12 +55,14 @@ def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
     read = config.from_environment(job.environment)
     assert (read.instance_id, read.deployment, read.replica, read.attempt) == (ID, "default/chat", 3, 7)
     assert (read.model, read.revision, read.served_name) == ("org/tiny", "main", "chat")
-    assert (read.port, read.control_port) == (9000, names.CONTROL_PORT)
+    assert (read.port, read.control_port) == (9000, names.control_port(0))
     assert (read.tensor, read.pipeline, read.accelerators_per_node) == (4, 2, 4)
     assert read.args == ("--max-model-len=256", "--trust-remote-code")
     assert read.startup_timeout_seconds == 105  # gives up before the operator does
     assert not read.standby
-    assert config.from_environment(submission(standby=True).environment).standby
+    standby = config.from_environment(submission(standby=True, turn=1).environment)
+    assert standby.standby
+    assert (standby.port, standby.control_port) == (9001, names.control_port(1)), "both are on the same node"
     (group,) = packing.groups(read)
     assert (group.name, group.bundles) == (ID, ({"GPU": 1.0, names.slot_resource(3): 1.0},) * 8)
 

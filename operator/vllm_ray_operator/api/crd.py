@@ -25,6 +25,7 @@ _MAP_LISTS = {
     "spec.engine.env": "name",
     "status.replicas": "index",
     "status.replicas[].attempt.ranks": "rank",
+    "status.replicas[].standby.ranks": "rank",
     "status.conditions": "type",
 }
 

@@ -172,10 +172,10 @@ _ENGINE = (
 _PORT = (
     # The next port is kept for the engine that takes over: both have to be free.
     Rule(
-        "self != 8069 && self != 8070 && self != 8079 && self != 8080 && self != 52364 && self != 52365 "
+        "!(self >= 8069 && self <= 8071) && self != 8079 && self != 8080 && self != 52364 && self != 52365 "
         "&& !(self >= 10000 && self <= 19999)",
-        "spec.engine.port and the port after it must be free in Ray pods: not 8070 (the launcher), 8080 (Ray's "
-        "metrics), 52365 (Ray's agent) or 10001 to 19999 (Ray's workers); the default is 8000",
+        "spec.engine.port and the port after it must be free in Ray pods: not 8070 and 8071 (the launchers), 8080 "
+        "(Ray's metrics), 52365 (Ray's agent) or 10001 to 19999 (Ray's workers); the default is 8000",
     ),
 )
 

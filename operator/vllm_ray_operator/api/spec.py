@@ -209,6 +209,13 @@ class Rollout(ApiModel):
             "accelerators of its own. Default: 0."
         ),
     )
+    standby: bool = Field(
+        default=True,
+        description=(
+            "Whether the next engine of a replica comes up beside the one that serves, without accelerators, and takes "
+            "them over (default). It takes main memory of the slot for a while; false: first stop, then start."
+        ),
+    )
     cluster_upgrade: Literal["Recreate"] = Field(
         default="Recreate",
         description=(
@@ -222,7 +229,7 @@ class Rollout(ApiModel):
         le=604800,
         description=(
             "A roll in which no replica gets ready for that long says so and takes no further replica. "
-            "Default: engine.startupTimeoutSeconds plus 600."
+            "Default: engine.drainTimeoutSeconds plus engine.startupTimeoutSeconds plus 600."
         ),
     )
     paused: bool = Field(

@@ -102,11 +102,18 @@ class Attempt(ApiModel):
     instance_id: str = Field(description="Also the submission id, the Ray namespace and the placement group's name.")
     engine_revision: str
     ray_cluster: str
+    turn: int = Field(
+        default=0, description="Which of its replica's two pairs of ports it has: those of the spec, or the next ones."
+    )
+    standby: bool = Field(default=False, description="It began as a standby.")
     session: Session
     ray_job_ids: list[str] = Field(
         default_factory=list, description="Every Ray job id ever seen for the submission; there may be several."
     )
     start_time: datetime
+    takeover_time: datetime | None = Field(
+        default=None, description="When a standby became the replica's attempt: the other had left the accelerators."
+    )
     ready_time: datetime | None = None
     silent_time: datetime | None = Field(
         default=None, description="Since when the launcher of an engine that was ready has not answered."
@@ -131,7 +138,14 @@ class ReplicaStatus(ApiModel):
     )
     message: str = Field(default="", description="What it waits for or what is wrong, in plain words.")
     attempt: Attempt | None = Field(default=None, description="The attempt that is not fenced yet, if any.")
-    revision: str | None = Field(default=None, description="The engine revision of its newest attempt.")
+    standby: Attempt | None = Field(
+        default=None, description="The next attempt, up beside the one that serves, waiting for its accelerators."
+    )
+    standby_failure: Failure | None = Field(
+        default=None,
+        description="Why the last standby ended; the roll goes on without one, unless the spec is at fault.",
+    )
+    revision: str | None = Field(default=None, description="The engine revision that it runs, or is taken to.")
     restarts: int = Field(default=0, description="Attempts after the first.")
     failures: int = Field(default=0, description="Failures in a row; a replica that stays ready resets it.")
     next_start_time: datetime | None = Field(default=None, description="When the next attempt may start.")

@@ -23,7 +23,7 @@ def endpoints(
         address = _address(attempt, view.job if view is not None else None)
         if address is not None and dashboard is not None:
             found[attempt.instance_id] = EngineEndpoint(
-                address, names.CONTROL_PORT, attempt.instance_id, dashboard.token
+                address, names.control_port(attempt.turn), attempt.instance_id, dashboard.token
             )
     return found
 

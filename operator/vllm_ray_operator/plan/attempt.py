@@ -22,7 +22,7 @@ def learn(aim: Aim, replica: int, attempt: Attempt, view: AttemptView) -> Attemp
         driver = pods.get(view.job.driver_ip or "")
         if attempt.endpoint is None and driver is not None and driver.ip and view.job.status not in TERMINAL:
             changes["endpoint"] = Endpoint(
-                address=driver.ip, port=aim.engine_of(attempt).port, pod=driver.name, node=driver.node
+                address=driver.ip, port=aim.engine_of(attempt).port + attempt.turn, pod=driver.name, node=driver.node
             )
         if view.job.status in TERMINAL and attempt.end_time is None:
             changes["end_time"] = aim.now

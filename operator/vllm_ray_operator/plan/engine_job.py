@@ -23,9 +23,7 @@ STOP_GRACE_SECONDS = 20
 LAUNCHER_MARGIN_SECONDS = 15
 
 
-def submission(
-    deployment: Deployment, replica: int, attempt: Attempt, engine: ResolvedEngine, *, standby: bool = False
-) -> SubmitJob:
+def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: ResolvedEngine) -> SubmitJob:
     """Return the submission of an attempt. Its id is derived from the attempt, so twice submitted is once run.
 
     A standby waits for its accelerators without limit.
@@ -40,8 +38,8 @@ def submission(
         "revision": engine.model_revision,
         "servedName": engine.served_name,
         "host": "0.0.0.0",  # noqa: S104 - the pod's own network
-        "port": engine.port,
-        "controlPort": names.CONTROL_PORT,
+        "port": engine.port + attempt.turn,
+        "controlPort": names.control_port(attempt.turn),
         "tensor": engine.tensor,
         "pipeline": engine.pipeline,
         "acceleratorKey": "GPU",
@@ -50,7 +48,7 @@ def submission(
         "args": engine.args,
         "startupTimeoutSeconds": _launcher_timeout(engine.startup_timeout_seconds),
         "stopGraceSeconds": STOP_GRACE_SECONDS,
-        "standby": standby,
+        "standby": attempt.standby,
     }
     environment = {variable.name: variable.value for variable in engine.env}
     environment[CONFIG_VARIABLE] = json.dumps(config, separators=(",", ":"))

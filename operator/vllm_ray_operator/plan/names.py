@@ -16,8 +16,13 @@ CLUSTER_REVISION = "vllm-ray.dev/cluster-revision"
 REPLICA = "vllm-ray.dev/replica"
 REVISION_KIND = "vllm-ray.dev/revision-kind"
 
-CONTROL_PORT = 8070
+_CONTROL_PORT = 8070
 DASHBOARD_PORT = 8265
+
+
+def control_port(turn: int) -> int:
+    """Return where the launcher of an attempt listens: a standby is on the same node as the attempt before it."""
+    return _CONTROL_PORT + turn
 
 
 def selector(deployment: str) -> dict[str, str]:

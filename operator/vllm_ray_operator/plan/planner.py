@@ -57,8 +57,8 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
         plan_replica(aim, known.get(index, ReplicaStatus(index=index)), wanted=index < count)
         for index in sorted({*known, *range(count)})
     ]
-    rollout.take(aim, drafts, limits.stay_ready)
-    replicas = [d.status for d in drafts if d.status.index < count or d.status.attempt is not None]
+    rollout.take(aim, drafts, limits)
+    replicas = [d.status for d in drafts if d.status.index < count or d.status.attempt or d.status.standby]
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
     wakes = [0.0] if unsaved else []
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
@@ -98,13 +98,15 @@ def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus], count: int) -> l
     """
     world, actions = aim.world, list[Action]()
     stored = {r.index: r for r in world.deployment.status.replicas}
-    attempts = [r.attempt for r in (*replicas, *stored.values()) if r.attempt is not None]
+    attempts = [a for r in (*replicas, *stored.values()) for a in (r.attempt, r.standby) if a is not None]
     busy = {attempt.ray_cluster for attempt in attempts if not _is_stranded(attempt, world)}
     for old in world.clusters:
         if old.name != aim.cluster_name and not old.deleting and old.name not in busy:
             actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
     target = world.cluster(aim.cluster_name)
-    staying = {r.index for r in replicas if r.attempt is not None and r.attempt.ray_cluster == aim.cluster_name}
+    staying = {
+        r.index for r in replicas for a in (r.attempt, r.standby) if a is not None and a.ray_cluster == aim.cluster_name
+    }
     wanted = {*range(count), *staying}
     if target is None:
         # The accelerators of the old one have to be free first.
@@ -128,7 +130,7 @@ def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster], count: int) -> dict[st
 
 def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     in_use = {cluster, engine, *(c.revision for c in world.clusters)}
-    in_use |= {r.attempt.engine_revision for r in replicas if r.attempt is not None}
+    in_use |= {a.engine_revision for r in replicas for a in (r.attempt, r.standby) if a is not None}
     in_use |= {r.revision for r in replicas if r.revision is not None}
     surplus = revision.surplus(world, sorted(in_use))
     return [Delete("ControllerRevision", r.name, None, "beyond the history limit") for r in surplus]

@@ -133,7 +133,7 @@ def slot_group(resolved: ResolvedCluster, replica: int) -> dict[str, Any]:
         "resources": {
             "GPU": str(resolved.accelerators_per_pod),
             names.slot_resource(replica): str(resolved.accelerators_per_pod),
-            names.driver_resource(replica): "1",
+            names.driver_resource(replica): "2",  # an attempt and its standby
         },
         "template": template,
     }

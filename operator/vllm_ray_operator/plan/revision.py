@@ -158,7 +158,8 @@ def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngin
 def engines(world: World) -> dict[str, ResolvedEngine]:
     """Return the stored engine revisions that replicas run or ran last, written out, by name."""
     replicas = world.deployment.status.replicas
-    used = {r.revision for r in replicas} | {r.attempt.engine_revision for r in replicas if r.attempt is not None}
+    attempts = (a for r in replicas for a in (r.attempt, r.standby) if a is not None)
+    used = {r.revision for r in replicas} | {a.engine_revision for a in attempts}
     return {r.name: ResolvedEngine.model_validate(r.resolved) for r in world.revisions if r.name in used}
 
 

@@ -11,23 +11,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from vllm_ray_operator.api.spec import Rollout
+from vllm_ray_operator.api.spec import Rollout, VLLMDeploymentSpec
 from vllm_ray_operator.api.status import ReplicaStatus, RolloutStatus
-from vllm_ray_operator.plan import stopping
+from vllm_ray_operator.plan import standby, stopping
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.revision import ResolvedEngine
 from vllm_ray_operator.plan.world import World
 
-# What a roll may take beyond the time that an engine may take to start.
+# What one replica may take beyond the time for its drain and its start.
 DEADLINE_MARGIN_SECONDS = 600
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a roll has to keep to: how many replicas stay ready, and how many there may be beyond those asked for."""
+    """What a roll has to keep to: how many replicas stay ready, how many there may be beyond those asked for, and
+    how many may be on their way at once.
+    """
 
     stay_ready: int
     surge: int
+    width: int
 
 
 def limits(policy: Rollout, replicas: int) -> Limits:
@@ -35,10 +38,10 @@ def limits(policy: Rollout, replicas: int) -> Limits:
     unavailable = min(replicas, _count(policy.max_unavailable, replicas, math.floor))
     surge = _count(policy.max_surge, replicas, math.ceil)
     if policy.type == "Recreate":
-        return Limits(0, 0)
+        return Limits(0, 0, replicas)
     if not unavailable and not surge:
         unavailable = 1
-    return Limits(max(0, replicas - unavailable), surge)
+    return Limits(max(0, replicas - unavailable), surge, unavailable + surge)
 
 
 def _count(value: int | str, replicas: int, to_integer: Callable[[float], int]) -> int:
@@ -62,24 +65,41 @@ def surge(world: World, allowed: int) -> int:
     if is_held(world, status.rollout.revision):
         # No new ones; but what is there may stand in for a replica that does not come back.
         first = world.deployment.spec.replicas
-        there = [r.index - first + 1 for r in status.replicas if r.index >= first and r.attempt is not None]
+        there = [r.index - first + 1 for r in status.replicas if r.index >= first and (r.attempt or r.standby)]
         return min(allowed, max(there, default=0))
     return allowed
 
 
-def take(aim: Aim, drafts: Iterable[Draft], stay_ready: int) -> None:
-    """Retire the engines whose turn it is: those that cost nothing at once, the others as far as enough stay ready."""
+def take(aim: Aim, drafts: Iterable[Draft], limits: Limits) -> None:
+    """Retire the engines whose turn it is: those that cost nothing at once, the others as far as enough stay ready.
+
+    One that serves first gets a standby. As many standbys come up at once as replicas may be on their way.
+    """
     if aim.held:
         return
     drafts = list(drafts)
     outdated = [draft for draft in drafts if _is_to_be_taken(aim, draft.status)]
     ready = sum(draft.status.phase == "Ready" for draft in drafts)
+    room = limits.width - sum(draft.status.standby is not None for draft in drafts)
+    if any(standby.blames_spec(draft.status) for draft in drafts):
+        room = 0
     for draft in sorted(outdated, key=lambda d: (_worth(d.status), d.status.index)):
         worth = _worth(draft.status)
         left = ready - 1 if worth == _SERVES else ready
-        if worth == _NOTHING or left >= stay_ready:
+        if worth == _SERVES and _needs_standby(aim, draft.status):
+            room -= room > 0 and standby.prepare(aim, draft)
+        elif worth == _NOTHING or left >= limits.stay_ready:
             stopping.retire(aim, draft, "NewRevision", "the spec has changed")
+            draft.set(revision=aim.engine.name)  # whatever comes now, it starts again as that
             ready = left
+
+
+def _needs_standby(aim: Aim, replica: ReplicaStatus) -> bool:
+    """Whether a replica that serves is not to be taken before its standby is ready."""
+    policy = aim.world.deployment.spec.rollout
+    if not policy.standby or policy.type == "Recreate" or not standby.fits(aim, replica):
+        return False
+    return not standby.is_ready(aim, replica) and not standby.is_given_up(aim, replica)
 
 
 def _is_to_be_taken(aim: Aim, replica: ReplicaStatus) -> bool:
@@ -119,7 +139,7 @@ def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | Non
             return None
         return RolloutStatus(revision=aim.engine.name, updated_ready=done, progress_time=aim.now, paused=policy.paused)
     # What was in the way may have been something else than the new revision: then it may be tried.
-    recovered = stored.stalled and all(r.phase == "Ready" for r in wanted)
+    recovered = stored.stalled and all(r.phase == "Ready" and r.standby_failure is None for r in wanted)
     goes_on = done > stored.updated_ready or recovered or (stored.paused and not policy.paused)
     since = aim.now if goes_on else stored.progress_time
     return RolloutStatus(
@@ -127,7 +147,7 @@ def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | Non
         updated_ready=max(done, min(stored.updated_ready, len(wanted))),
         progress_time=since,
         paused=policy.paused,
-        stalled=not policy.paused and aim.now - since >= deadline(policy, aim.engine.resolved),
+        stalled=not policy.paused and aim.now - since >= deadline(aim.world.deployment.spec, aim.engine.resolved),
     )
 
 
@@ -138,16 +158,17 @@ def _was_otherwise(aim: Aim, replica: ReplicaStatus) -> bool:
     return replica.revision is not None and not aim.is_newest(replica.revision)
 
 
-def deadline(policy: Rollout, engine: ResolvedEngine) -> timedelta:
+def deadline(spec: VLLMDeploymentSpec, engine: ResolvedEngine) -> timedelta:
     """Return how long a roll may go without getting one more replica ready."""
-    if policy.progress_deadline_seconds is not None:
-        return timedelta(seconds=policy.progress_deadline_seconds)
-    return timedelta(seconds=engine.startup_timeout_seconds + DEADLINE_MARGIN_SECONDS)
+    if spec.rollout.progress_deadline_seconds is not None:
+        return timedelta(seconds=spec.rollout.progress_deadline_seconds)
+    one = spec.engine.drain_timeout_seconds + engine.startup_timeout_seconds
+    return timedelta(seconds=one + DEADLINE_MARGIN_SECONDS)
 
 
 def wake_after(aim: Aim, after: RolloutStatus | None) -> float | None:
     """Return when the deadline has to be looked at, in seconds."""
     if after is None or after.paused or after.stalled:
         return None
-    passes = after.progress_time + deadline(aim.world.deployment.spec.rollout, aim.engine.resolved)
+    passes = after.progress_time + deadline(aim.world.deployment.spec, aim.engine.resolved)
     return max(0.0, (passes - aim.now).total_seconds())

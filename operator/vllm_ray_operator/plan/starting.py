@@ -30,6 +30,7 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     draft.set(
         attempt=begin(aim, status.index, cluster, cluster.head, revision),
         revision=revision,
+        standby_failure=None,
         phase="Starting",
         message="submitting the engine job",
         next_start_time=None,
@@ -37,7 +38,9 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     )
 
 
-def begin(aim: Aim, replica: int, cluster: Cluster, head: Pod, revision: str) -> Attempt:
+def begin(
+    aim: Aim, replica: int, cluster: Cluster, head: Pod, revision: str, *, turn: int = 0, standby: bool = False
+) -> Attempt:
     """Return a new attempt, to be written down before anything is done for it."""
     number, nonce = aim.take_number(), aim.new_nonce()
     deployment = aim.world.deployment
@@ -48,6 +51,8 @@ def begin(aim: Aim, replica: int, cluster: Cluster, head: Pod, revision: str) ->
         instance_id=instance_id,
         engine_revision=revision,
         ray_cluster=cluster.name,
+        turn=turn,
+        standby=standby,
         session=Session(
             head=fence.reference(head), slot=[fence.reference(pod) for pod in cluster.slot(names.slot(replica))]
         ),

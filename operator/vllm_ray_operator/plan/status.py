@@ -103,11 +103,23 @@ def _main(situation: Situation, cluster: Verdict, problems: Sequence[Problem]) -
     if rollout is not None:
         figures += f", {situation.updated} of {count} updated"
     if not unready and rollout is not None:
+        refused = _refused(situation)
+        if refused is not None:
+            return Verdict("False", refused[0], f"{figures}: {refused[1]}")
         return Verdict("False", "RollingUpdate", figures)
     reason, detail = _why_not_ready(unready, cluster)
     if rollout is not None and cluster.status == "True" and not any(_has_failed(r) for r in unready):
         reason = "RollingUpdate"
     return Verdict("False", reason, f"{figures}: {detail}")
+
+
+def _refused(situation: Situation) -> tuple[str, str] | None:
+    """Return reason and words of a standby that failed while all replicas serve."""
+    for replica in situation.wanted:
+        failure = replica.standby_failure
+        if failure is not None and situation.rollout is not None:
+            return failure.reason, f"the new engine of replica {replica.index} failed beside the old: {failure.message}"
+    return None
 
 
 def _progressing(situation: Situation, main: Verdict, problems: Sequence[Problem]) -> Verdict:
@@ -139,9 +151,9 @@ def _degraded(situation: Situation, main: Verdict, cluster: Verdict, problems: S
         if worst.failures >= loop:
             return Verdict("True", "CrashLoop", f"replica {worst.index} failed again and again: {failure.message}")
         return Verdict("True", failure.reason, f"replica {worst.index}: {failure.message}")
-    if rollout is not None and rollout.stalled:
+    if rollout is not None and rollout.stalled and _refused(situation) is None:
         return Verdict("True", "ProgressDeadlineExceeded", f"{main.message}; no further replica is taken")
-    if any(r.phase == "NotReady" for r in wanted):
+    if _refused(situation) is not None or any(r.phase == "NotReady" for r in wanted):
         return Verdict("True", main.reason, main.message)
     return Verdict("False", "AsExpected", "nothing has failed")
 

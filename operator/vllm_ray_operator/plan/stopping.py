@@ -26,9 +26,10 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
     if attempt is None or attempt.stop is not None:
         return
     # Faults come first: they tell more than a wish that they met.
-    found = fault(aim, stored, attempt, view)
+    since = (attempt.takeover_time or attempt.start_time) if attempt.ready_time is None else None
+    found = fault(aim, stored, attempt, view, since)
     if found is not None:
-        stop = _stop(aim, attempt, view, *found, failure=True)
+        stop = stop_of(aim, attempt, view, *found, failure=True)
         draft.set(
             attempt=attempt.model_copy(update={"stop": stop}),
             last_failure=Failure(reason=stop.reason, message=stop.message, time=aim.now, attempt=attempt.number),
@@ -47,7 +48,7 @@ def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
     attempt = draft.status.attempt
     if attempt is None or attempt.stop is not None:
         return
-    stop = _stop(aim, attempt, aim.view(attempt), reason, message, failure=False)
+    stop = stop_of(aim, attempt, aim.view(attempt), reason, message, failure=False)
     timeout = timedelta(seconds=aim.world.deployment.spec.engine.drain_timeout_seconds)
     if draft.status.phase == "Ready" and timeout:
         stop = stop.model_copy(update={"drain_deadline": aim.now + timeout})
@@ -58,8 +59,13 @@ def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
     )
 
 
-def fault(aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView) -> tuple[str, str] | None:
-    """Return reason and message of what is wrong with an attempt, if it cannot go on."""
+def fault(
+    aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView, since: datetime | None
+) -> tuple[str, str] | None:
+    """Return reason and message of what is wrong with an attempt, if it cannot go on.
+
+    ``since``: from when on the time for its start counts, if it does.
+    """
     reason, message = "", ""
     timeout = aim.engine_of(attempt).startup_timeout_seconds
     if isinstance(view.job, Job) and view.job.status in TERMINAL:
@@ -72,19 +78,25 @@ def fault(aim: Aim, stored: Attempt, attempt: Attempt, view: AttemptView) -> tup
         reason, message = "JobLost", "Ray does not know the engine job any more"
     elif not fence.survivors(stored, aim.world):
         reason, message = "PodsLost", "all pods of the replica were lost"
-    elif attempt.ready_time is None and (aim.now - attempt.start_time).total_seconds() > timeout:
+    elif since is not None and (aim.now - since).total_seconds() > timeout:
         last = view.engine.message if view.engine else silence(view)
         reason, message = "StartupTimeout", f"not ready after {timeout} s (last seen: {last})"
     return (reason, message) if reason else None
 
 
-def _stop(aim: Aim, attempt: Attempt, view: AttemptView, reason: str, message: str, *, failure: bool) -> Stop:
+def stop_of(aim: Aim, attempt: Attempt, view: AttemptView, reason: str, message: str, *, failure: bool) -> Stop:
+    """Return the stop of an attempt, to be written down. Its pods are recycled at once when its Ray is no more."""
     lost = fence.session_lost(attempt, view, aim.world) and not runs(view)
     return Stop(reason=reason, message=message, time=aim.now, failure=failure, recycle=lost)
 
 
-def carry_out(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView) -> Attempt:
-    """Carry out the stored stop of an attempt. Returns the attempt with what comes next written down."""
+def carry_out(
+    aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView, *, recyclable: bool = True
+) -> Attempt:
+    """Carry out the stored stop of an attempt. Returns the attempt with what comes next written down.
+
+    ``recyclable``: the pods of the slot may be deleted for its sake.
+    """
     lost = fence.session_lost(attempt, view, aim.world) and not runs(view)
     if is_draining(stored):
         return _drain(aim, draft, attempt, stored, view)
@@ -96,7 +108,7 @@ def carry_out(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Atte
     # A job that waits in Ray has no processes, and without a word from Ray new pods do not help: the fence needs it,
     # unless the whole RayCluster is to go.
     helps = (isinstance(view.job, Job) and view.job.status != "PENDING") or attempt.ray_cluster != aim.cluster_name
-    if not (lost or (overdue and helps)):
+    if not recyclable or not (lost or (overdue and helps)):
         return attempt
     why = "its Ray cluster was lost" if lost else f"it is not gone after {fence.DEADLINE_SECONDS:.0f} s"
     what = fence.describe(attempt, view, aim.world)

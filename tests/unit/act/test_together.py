@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from vllm_ray_operator.act import execute
 from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
 from vllm_ray_operator.clients.bundle import Clients, Key
 from vllm_ray_operator.clients.protocols import (
+    ENDPOINT_SLICES,
     EVENTS,
     PODS,
     RAY_CLUSTERS,
@@ -99,8 +101,21 @@ class Lab:
                 pods = [p for p in self.kube.objects(PODS) if p["metadata"]["labels"]["ray.io/group"] == slot]
                 ips = [p["status"]["podIP"] for p in pods]
                 dashboard.run(submission_id, ips[0], ray_job_id=f"{len(dashboard.actors) + 2:02x}000000")
-                launcher = self.engine.start(ips[0], names.CONTROL_PORT, submission_id, dashboard.token)
-                launcher.serve(*ips)
+                config = json.loads(job.runtime_env["env_vars"]["VLLM_RAY_ENGINE_CONFIG"])
+                launcher = self.engine.start(ips[0], config["controlPort"], submission_id, dashboard.token)
+                if config["standby"]:
+                    launcher.set("Standby", "waiting for accelerators")
+                else:
+                    launcher.serve(*ips)
+        for (address, _), launcher in self.engine.launchers.items():
+            if launcher.state["phase"] == "Standby" and self._is_alone(dashboard, address):
+                launcher.serve(address)
+
+    @staticmethod
+    def _is_alone(dashboard: FakeDashboard, address: str) -> bool:
+        """Whether only one job runs there: then its placement group gets the accelerators."""
+        running = [j for j in dashboard.jobs.values() if j.row.status == "RUNNING" and j.row.driver_ip == address]
+        return len(running) == 1
 
     async def until(self, reached: Callable[[VLLMDeploymentStatus], bool], what: str, passes: int = 60) -> None:
         for _ in range(passes):
@@ -165,7 +180,7 @@ async def test_a_failed_engine_is_fenced_and_started_again_with_its_cause_told(l
     for instance_id, job in lab.dashboard.jobs.items():
         if job.row.status == "RUNNING":
             assert job.row.driver_ip is not None
-            lab.engine.start(job.row.driver_ip, names.CONTROL_PORT, instance_id, lab.dashboard.token).serve()
+            lab.engine.start(job.row.driver_ip, names.control_port(0), instance_id, lab.dashboard.token).serve()
     await lab.until(lambda s: s.ready_replicas == 2 and s.last_attempt == 3, "a third attempt that is ready")
     replica = lab.replica(0)
     assert replica.attempt is not None
@@ -207,6 +222,30 @@ async def test_a_lost_reply_to_the_submission_leads_to_one_job(lab: Lab) -> None
     await lab.until_ready()
     assert len(lost) == 2
     assert len(dashboard.jobs) == 2
+
+
+async def test_a_roll_goes_through_all_layers(lab: Lab) -> None:
+    await lab.until_ready()
+    before = {r.attempt.instance_id for r in lab.status.replicas if r.attempt}
+    pods = {p["metadata"]["uid"] for p in lab.kube.objects(PODS)}
+    resource = lab.kube.peek(VLLM_DEPLOYMENTS, "default", "chat")
+    assert resource is not None
+    resource["spec"]["engine"] = {**resource["spec"]["engine"], "args": ["--seed=1"], "drainTimeoutSeconds": 9}
+    resource["metadata"]["generation"] += 1
+    lab.kube.put(VLLM_DEPLOYMENTS, resource)
+    await lab.until(lambda s: s.rollout is not None, "a roll")
+    ready = []
+    while lab.status.rollout is not None:
+        await lab.pass_by()
+        ready.append(lab.status.ready_replicas)
+        assert len(ready) < 60
+    assert (ready[-1], min(ready)) == (2, 1)
+    attempts = [r.attempt for r in lab.status.replicas if r.attempt is not None]
+    assert [(a.standby, a.turn, a.endpoint.port if a.endpoint else 0) for a in attempts] == [(True, 1, 8001)] * 2
+    assert not before & {a.instance_id for a in attempts}
+    assert {p["metadata"]["uid"] for p in lab.kube.objects(PODS)} == pods, "in the pods that were there"
+    ports = [s["ports"][0]["port"] for s in lab.kube.objects(ENDPOINT_SLICES)]
+    assert ports == [8001, 8001]
 
 
 async def test_a_conflict_on_the_status_drops_the_plan(lab: Lab) -> None:

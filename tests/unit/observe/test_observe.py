@@ -314,15 +314,30 @@ async def test_a_pending_job_has_no_launcher(lab: Lab) -> None:
 async def test_a_running_job_and_its_launcher(lab: Lab) -> None:
     await lab.submit()
     lab.dashboard.run(ID, WORKER_IP)
-    launcher = lab.engine.start(WORKER_IP, names.CONTROL_PORT, ID, f"token-of-{CLUSTER}")
+    launcher = lab.engine.start(WORKER_IP, names.control_port(0), ID, f"token-of-{CLUSTER}")
     launcher.serve("10.0.0.3", "10.0.0.4")
     seen = await lab.see()
-    endpoint = EngineEndpoint(WORKER_IP, names.CONTROL_PORT, ID, f"token-of-{CLUSTER}")
+    endpoint = EngineEndpoint(WORKER_IP, names.control_port(0), ID, f"token-of-{CLUSTER}")
     assert seen.engines == {ID: endpoint}
     view = seen.world.attempts[ID]
     assert view.job == Job("RUNNING", "running", ("02000000",), WORKER_IP)
     assert view.engine == EngineState("Serving", "serving", ready=True, ranks=((0, ID, ("10.0.0.3", "10.0.0.4")),))
     assert view.leftovers is None
+
+
+async def test_a_standby_is_asked_at_a_port_of_its_own(lab: Lab) -> None:
+    standby = "chat-1a2b3c4d-a8-y7"
+    waiting = attempt(number=8, instanceId=standby, turn=1, standby=True)
+    lab.put({"replicas": [{"index": 0, "phase": "Ready", "attempt": attempt(), "standby": waiting}]})
+    for instance in (ID, standby):
+        await lab.ray.submit(RayEndpoint(URL, lab.dashboard.token), instance, "exec x", {}, {})
+        lab.dashboard.run(instance, WORKER_IP)
+    launcher = lab.engine.start(WORKER_IP, 8071, standby, f"token-of-{CLUSTER}")
+    launcher.serve()
+    seen = await lab.see()
+    assert {instance: endpoint.port for instance, endpoint in seen.engines.items()} == {ID: 8070, standby: 8071}
+    assert seen.world.attempts[ID].engine is None
+    assert seen.world.attempts[standby].engine is not None
 
 
 async def test_a_launcher_that_does_not_answer_yet_is_followed_all_the_same(lab: Lab) -> None:
@@ -336,7 +351,7 @@ async def test_a_launcher_that_does_not_answer_yet_is_followed_all_the_same(lab:
 async def test_the_launcher_of_another_attempt_is_not_ours(lab: Lab) -> None:
     await lab.submit()
     lab.dashboard.run(ID, WORKER_IP)
-    lab.engine.start(WORKER_IP, names.CONTROL_PORT, "chat-1a2b3c4d-a6-old", f"token-of-{CLUSTER}")
+    lab.engine.start(WORKER_IP, names.control_port(0), "chat-1a2b3c4d-a6-old", f"token-of-{CLUSTER}")
     assert (await lab.view()).engine is None
 
 

@@ -40,7 +40,13 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAME = "chat"
 UID = "1a2b3c4d-0000-0000-0000-000000000000"
 DEFAULTS = Defaults(engine_image="example/engine:1")
-SPEC: Mapping[str, Any] = {"model": {"uri": "hf://org/tiny"}, "parallelism": {"tensor": 2}, "replicas": 1}
+PLAIN: Mapping[str, Any] = {"standby": False}  # first stop, then start
+SPEC: Mapping[str, Any] = {
+    "model": {"uri": "hf://org/tiny"},
+    "parallelism": {"tensor": 2},
+    "replicas": 1,
+    "rollout": PLAIN,
+}
 NOTHING_LEFT = Leftovers(complete=True)
 JOB_IP = "10.0.1.1"
 

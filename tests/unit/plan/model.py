@@ -6,6 +6,7 @@ counted), so that its fences carry all of the weight. :meth:`World.check` holds 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 from tests.unit.plan import build
 from vllm_ray_operator.api.status import Attempt, VLLMDeploymentStatus
-from vllm_ray_operator.plan import names, planner
+from vllm_ray_operator.plan import engine_job, names, planner
 from vllm_ray_operator.plan import world as seen
 from vllm_ray_operator.plan.actions import (
     Action,
@@ -72,6 +73,8 @@ class Job:
     end_at: float | None = None
     end_as: seen.JobStatus = "FAILED"
     stopping: bool = False
+    waits: bool = False  # a standby: no accelerators and no actors yet, nothing that could hang
+    imported_at: float = 0.0
     deaf: bool = False  # ignores stops
     leaks: bool = False  # its processes outlive it
     driver: Pod | None = None
@@ -181,7 +184,7 @@ class World:
             cluster = next((c for c in self.clusters.values() if self.known(c).get(job.id) is job), None)
             if job.end_at is not None and job.end_at <= self.time and not job.terminal:
                 job.status = job.end_as
-                job.processes = job.processes if job.leaks else set()
+                job.processes = job.processes if job.leaks and not job.waits else set()
             if job.status != "PENDING" or cluster is None:
                 continue
             slot = self.slot(cluster, job.replica)
@@ -193,6 +196,24 @@ class World:
                     job.processes = {p.life for p in slot}
                     job.driver = slot[0]
                     job.ready_at = self.time + self.random.uniform(2, 40)
+                    job.imported_at = self.time + self.random.uniform(1, 30)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """A living Ray gives a waiting placement group the accelerators that nobody holds any more."""
+        for job in self.jobs:
+            if (
+                job.waits
+                and job.status == "RUNNING"
+                and any(self.known(c).get(job.id) is job for c in self.clusters.values())
+            ):
+                others = [
+                    j for j in self.jobs if j is not job and j.replica == job.replica and j.processes and not j.waits
+                ]
+                if not others and job.processes:
+                    self.note(f"{job.id} takes the accelerators")
+                    job.waits = False
+                    job.ready_at = self.time + self.random.uniform(1, 20)
 
     # -- what is where ---------------------------------------------------------------------------------------------
 
@@ -240,7 +261,7 @@ class World:
     # -- the operator ----------------------------------------------------------------------------------------------
 
     def observe(self) -> seen.World:
-        attempts = [r.attempt for r in self.status.replicas if r.attempt is not None]
+        attempts = written(self.status)
         return seen.World(
             deployment=build.deployment(self.raw, self.status, self.generation),
             revisions=tuple(self.revisions.values()),
@@ -292,7 +313,9 @@ class World:
         if job is None:
             return seen.AttemptView(job="absent", leftovers=leftovers)
         if job.status == "RUNNING" and job.driver is not None and job.id not in self.deaf_engines and job.processes:
-            engine = build.engine(ready=job.ready_at <= self.time)
+            engine = build.engine(ready=not job.waits and job.ready_at <= self.time)
+            if job.waits and job.imported_at <= self.time:
+                engine = build.engine(ready=False, phase="Standby")
         ran = job.driver is not None
         view = build.job(
             job.status, ray_job_ids=("02",) if ran else (), driver_ip=job.driver.ip if job.driver else None
@@ -307,16 +330,19 @@ class World:
         self.status = VLLMDeploymentStatus.model_validate_json(plan.status.model_dump_json(by_alias=True))
         assert self.status == plan.status, "a status changes on its way through the API server"
         assert self.status.last_attempt >= before.last_attempt, "I1: the counter went back"
-        known = {r.attempt.instance_id for r in before.replicas if r.attempt is not None}
+        known = {a.instance_id for a in written(before)}
+        highest = max(self.ids.values(), default=0)
         for replica in self.status.replicas:
-            attempt = replica.attempt
-            if attempt is not None and attempt.instance_id not in known:
+            for attempt in (a for a in (replica.attempt, replica.standby) if a and a.instance_id not in known):
                 assert replica.index < self.raw["replicas"] + self.policy("maxSurge"), "I5: more than may surge"
                 assert attempt.instance_id not in self.ids, f"I1: {attempt.instance_id} came again"
-                assert attempt.number > max(self.ids.values(), default=0), f"I1: number {attempt.number} is not new"
+                assert attempt.number > highest, f"I1: number {attempt.number} is not new"
                 self.ids[attempt.instance_id] = attempt.number
         if plan.status != before:
-            phases = [f"{r.phase}{'' if r.attempt is None else r.attempt.number}" for r in self.status.replicas]
+            phases = [
+                f"{r.phase}{r.attempt.number if r.attempt else ''}{f'+{r.standby.number}' if r.standby else ''}"
+                for r in self.status.replicas
+            ]
             self.note(f"status {' '.join(phases)}")
 
     def policy(self, field: str) -> int:
@@ -404,9 +430,12 @@ class World:
                 owners = [
                     r.index
                     for r in self.status.replicas
-                    if r.attempt and r.attempt.stop and r.attempt.stop.recycle and r.attempt.ray_cluster == pod.cluster
+                    for a in (r.attempt, r.standby)
+                    if a and a.stop and a.stop.recycle and a.ray_cluster == pod.cluster
                 ]
                 assert pod.group in {names.slot(i) for i in owners}, f"I3: {pod.name} is not in a slot to be recycled"
+                serving = [r.index for r in self.status.replicas if r.phase == "Ready" and r.index in owners]
+                assert not serving, f"{pod.name} is deleted under replica {serving}, which serves"
                 self.delete_pod(pod)
         else:
             {"ControllerRevision": self.revisions, "EndpointSlice": self.slices}[kind].pop(name, None)
@@ -424,12 +453,13 @@ class World:
         replica = int(resource.rpartition("-")[2])
         start_at = self.time + self.random.choice((0, 2, 10, 60))
         job = Job(submission_id, replica, head.life, self.time, start_at)
+        job.waits = json.loads(action.environment[engine_job.CONFIG_VARIABLE])["standby"]
         job.deaf, job.leaks = self.random.random() < 0.15, self.random.random() < 0.2
         self.records[head.life, submission_id] = job
         self.jobs.append(job)
 
     def _stop(self, cluster: str, submission_id: str) -> None:
-        attempts = {r.attempt.instance_id: r.attempt for r in self.status.replicas if r.attempt is not None}
+        attempts = {a.instance_id: a for a in written(self.status)}
         assert submission_id in attempts, f"I3: {submission_id} is not ours"
         assert attempts[submission_id].stop is not None, f"{submission_id} is stopped without an intent"
         if cluster not in self.clusters or self.ray(self.clusters[cluster]) is None:
@@ -437,15 +467,15 @@ class World:
         job = self.known(self.clusters[cluster]).get(submission_id)
         if job is not None and not job.terminal and not job.stopping:
             job.stopping = True
-            if job.status == "RUNNING" and not job.deaf:
+            if job.status == "RUNNING" and (not job.deaf or job.waits):
                 job.end_at, job.end_as = self.time + self.random.uniform(1, 10), "STOPPED"
 
     # -- invariants ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """I2: no replica has two attempts with processes. The rest is checked where it happens."""
+        """I2: no replica has two attempts with processes, standbys that wait apart. The rest is checked elsewhere."""
         for replica in {j.replica for j in self.jobs if j.processes}:
-            alive = [j.id for j in self.jobs if j.replica == replica and j.processes]
+            alive = [j.id for j in self.jobs if j.replica == replica and j.processes and not j.waits]
             assert len(alive) <= 1, f"I2: replica {replica} has {alive} alive at once"
 
     def check_traffic(self) -> None:
@@ -461,6 +491,11 @@ class World:
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.time:7.0f} s  {text}")
+
+
+def written(status: VLLMDeploymentStatus) -> list[Attempt]:
+    """All attempts of a status, standbys too."""
+    return [a for r in status.replicas for a in (r.attempt, r.standby) if a is not None]
 
 
 def patch(target: Any, operation: Mapping[str, Any]) -> None:

@@ -34,7 +34,8 @@ class Play:
             self.log.append(line)
 
     def _word(self, replica: ReplicaStatus) -> str:
-        return f"{replica.phase}{replica.attempt.number if replica.attempt else ''}"
+        waiting = f"+{replica.standby.number}" if replica.standby else ""
+        return f"{replica.phase}{replica.attempt.number if replica.attempt else ''}{waiting}"
 
     def run(self, passes: int) -> list[str]:
         """Let the operator make so many passes, and return the log from there on."""
@@ -68,7 +69,11 @@ class Play:
         for instance, view in list(scene.views.items()):
             if instance in self.stopping:
                 scene.views[instance] = AttemptView(job=build.job("STOPPED"), leftovers=NOTHING_LEFT)
-            elif view.engine is not None and view.engine.phase == "Loading":
+            elif view.engine is not None and view.engine.phase == "Loading" and instance in self._waiting():
+                scene.views[instance] = AttemptView(job=view.job, engine=build.engine(ready=False, phase="Standby"))
+            elif view.engine is not None and view.engine.phase in ("Loading", "Standby"):
+                if instance in self._waiting():
+                    continue
                 scene.views[instance] = AttemptView(job=view.job, engine=build.engine())
         for action in actions:
             if isinstance(action, SubmitJob):
@@ -77,11 +82,15 @@ class Play:
                 self.stopping.add(action.submission_id)
             elif isinstance(action, PatchCluster):
                 slots = {r.index for r in scene.status.replicas} | set(range(scene.raw["replicas"]))
-                scene.make_cluster(replicas=max(slots) + 1)
+                scene.make_cluster(replicas=max(slots, default=-1) + 1)
         for replica in scene.status.replicas:
-            if replica.attempt is not None:
-                scene.views.setdefault(replica.attempt.instance_id, AttemptView(job="absent"))
+            for attempt in (replica.attempt, replica.standby):
+                if attempt is not None:
+                    scene.views.setdefault(attempt.instance_id, AttemptView(job="absent"))
         return actions
+
+    def _waiting(self) -> set[str]:
+        return {r.standby.instance_id for r in self.scene.status.replicas if r.standby is not None}
 
     def _submit(self, action: SubmitJob) -> None:
         (resource,) = action.resources

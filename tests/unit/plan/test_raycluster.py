@@ -36,7 +36,7 @@ def test_a_slot_for_every_replica() -> None:
     groups = manifest(replicas=2)["spec"]["workerGroupSpecs"]
     assert [g["groupName"] for g in groups] == ["slot-0", "slot-1"]
     for index, group in enumerate(groups):
-        assert group["resources"] == {"GPU": "2", f"vd-slot-{index}": "2", f"vd-driver-{index}": "1"}
+        assert group["resources"] == {"GPU": "2", f"vd-slot-{index}": "2", f"vd-driver-{index}": "2"}
         assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 1)
         assert group["template"]["metadata"]["labels"]["vllm-ray.dev/replica"] == str(index)
         assert ray_container(group["template"])["resources"] == {"limits": {"nvidia.com/gpu": 2}}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.plan import build
-from tests.unit.plan.build import UNKNOWN, serving, spec_with
+from tests.unit.plan.build import PLAIN, UNKNOWN, serving, spec_with
 from tests.unit.plan.rolls import Play
-from vllm_ray_operator.api.spec import Rollout
+from vllm_ray_operator.api.spec import Rollout, VLLMDeploymentSpec
 from vllm_ray_operator.api.status import ConditionType
 from vllm_ray_operator.plan import revision, rollout
 from vllm_ray_operator.plan.actions import SubmitJob
@@ -56,7 +56,7 @@ def test_one_after_the_other() -> None:
 
 
 def test_two_at_a_time() -> None:
-    play = Play(spec_with(replicas=4, rollout={"maxUnavailable": "50%"}))
+    play = Play(spec_with(replicas=4, rollout={**PLAIN, "maxUnavailable": "50%"}))
     play.scene.change(engine=NEW)
     assert play.until_rest() == [
         "Stopping1  Stopping2  Ready3  Ready4",
@@ -70,7 +70,7 @@ def test_two_at_a_time() -> None:
 
 
 def test_all_at_once() -> None:
-    play = Play(spec_with(replicas=2, rollout={"type": "Recreate"}))
+    play = Play(spec_with(replicas=2, rollout={**PLAIN, "type": "Recreate"}))
     play.scene.change(engine=NEW)
     assert play.until_rest() == [
         "Stopping1  Stopping2",
@@ -81,7 +81,7 @@ def test_all_at_once() -> None:
 
 
 def test_one_more_for_the_time_of_the_roll() -> None:
-    play = Play(spec_with(replicas=2, rollout={"maxUnavailable": 0, "maxSurge": 1}))
+    play = Play(spec_with(replicas=2, rollout={**PLAIN, "maxUnavailable": 0, "maxSurge": 1}))
     play.scene.change(engine=NEW)
     assert play.until_rest() == [
         "Ready1  Ready2  Pending",
@@ -168,7 +168,7 @@ def test_scaled_in_the_middle() -> None:
 
 
 def test_a_bad_revision_takes_no_more_than_it_may_and_says_so() -> None:
-    play = Play(spec_with(replicas=3, rollout={"progressDeadlineSeconds": 60}), breaks=runs(NEW))
+    play = Play(spec_with(replicas=3, rollout={**PLAIN, "progressDeadlineSeconds": 60}), breaks=runs(NEW))
     play.scene.change(engine=NEW)
     play.run(60)
     assert {line.partition("  ")[2] for line in play.log} == {"Ready2  Ready3"}, "the others serve on"
@@ -190,7 +190,7 @@ def test_a_bad_revision_takes_no_more_than_it_may_and_says_so() -> None:
 
 
 def test_one_event_tells_of_the_deadline() -> None:
-    play = Play(spec_with(replicas=2, rollout={"progressDeadlineSeconds": 60}), breaks=runs(NEW))
+    play = Play(spec_with(replicas=2, rollout={**PLAIN, "progressDeadlineSeconds": 60}), breaks=runs(NEW))
     play.scene.change(engine=NEW)
     events = []
     for _ in range(60):
@@ -202,7 +202,8 @@ def test_one_event_tells_of_the_deadline() -> None:
 def test_it_goes_on_when_what_was_in_the_way_is_gone() -> None:
     broken = [True]
     play = Play(
-        spec_with(replicas=2, rollout={"progressDeadlineSeconds": 60}), breaks=lambda job: runs(NEW)(job) and broken[0]
+        spec_with(replicas=2, rollout={**PLAIN, "progressDeadlineSeconds": 60}),
+        breaks=lambda job: runs(NEW)(job) and broken[0],
     )
     play.scene.change(engine=NEW)
     play.run(60)
@@ -213,10 +214,13 @@ def test_it_goes_on_when_what_was_in_the_way_is_gone() -> None:
 
 
 def test_the_deadline_is_that_of_a_start_and_some_more() -> None:
-    play = Play(spec_with(engine={"startupTimeoutSeconds": 100}))
-    engine = revision.render_engine(play.scene.world.deployment.spec)
-    assert rollout.deadline(Rollout(), engine).total_seconds() == 700
-    assert rollout.deadline(Rollout(progress_deadline_seconds=60), engine).total_seconds() == 60
+    spec = VLLMDeploymentSpec.model_validate(
+        spec_with(engine={"startupTimeoutSeconds": 100, "drainTimeoutSeconds": 10}, rollout=PLAIN)
+    )
+    engine = revision.render_engine(spec)
+    assert rollout.deadline(spec, engine).total_seconds() == 710
+    shorter = spec.model_copy(update={"rollout": Rollout(progress_deadline_seconds=60)})
+    assert rollout.deadline(shorter, engine).total_seconds() == 60
 
 
 # -- paused, restarted, undone -----------------------------------------------------------------------------------------
@@ -224,11 +228,11 @@ def test_the_deadline_is_that_of_a_start_and_some_more() -> None:
 
 def test_paused_changes_wait() -> None:
     play = Play(spec_with(replicas=2))
-    play.scene.change(engine=NEW, cluster={"rayVersion": "2.61.0"}, rollout={"paused": True})
+    play.scene.change(engine=NEW, cluster={"rayVersion": "2.61.0"}, rollout={**PLAIN, "paused": True})
     assert play.until_rest() == []
     assert reason(play, "Progressing") == "Unknown RolloutPaused"
     assert reason(play, "Ready") == "True AllReplicasReady"
-    play.scene.change(rollout={}, cluster={})
+    play.scene.change(rollout=PLAIN, cluster={})
     assert play.until_rest()[-1] == "Ready3  Ready4"
 
 
@@ -236,25 +240,34 @@ def test_paused_in_the_middle_it_stays_where_it_is() -> None:
     play = Play(spec_with(replicas=3))
     play.scene.change(engine=NEW)
     play.until("Starting4  Ready2  Ready3")
-    play.scene.change(rollout={"paused": True})
+    play.scene.change(rollout={**PLAIN, "paused": True})
     assert play.until_rest() == ["Ready4  Ready2  Ready3"]
     assert reason(play, "Progressing") == "Unknown RolloutPaused"
     play.crash(2)
     play.run(20)
     assert play.log[-1] == "Ready4  Ready2  Ready5"
     assert updated(play) == [True, False, False], "what fails is restarted as it was"
-    play.scene.change(rollout={})
+    play.scene.change(rollout=PLAIN)
     assert play.until_rest()[-1] == "Ready4  Ready6  Ready7"
 
 
+def test_paused_one_that_was_taken_already_comes_back_as_what_it_was_taken_to() -> None:
+    play = Play(spec_with(replicas=2))
+    play.scene.change(engine=NEW)
+    play.until("Stopping1  Ready2")
+    play.scene.change(rollout={**PLAIN, "paused": True})
+    play.until_rest()
+    assert updated(play) == [True, False]
+
+
 def test_a_pause_does_not_count_for_the_deadline() -> None:
-    play = Play(spec_with(replicas=2, rollout={"progressDeadlineSeconds": 60}), breaks=runs(NEW))
+    play = Play(spec_with(replicas=2, rollout={**PLAIN, "progressDeadlineSeconds": 60}), breaks=runs(NEW))
     play.scene.change(engine=NEW)
     play.run(4)
-    play.scene.change(rollout={"progressDeadlineSeconds": 60, "paused": True})
+    play.scene.change(rollout={**PLAIN, "progressDeadlineSeconds": 60, "paused": True})
     play.run(60)
     assert reason(play, "Progressing") == "Unknown RolloutPaused"
-    play.scene.change(rollout={"progressDeadlineSeconds": 60})
+    play.scene.change(rollout={**PLAIN, "progressDeadlineSeconds": 60})
     play.run(2)
     assert not reason(play, "Progressing").endswith("ProgressDeadlineExceeded")
 
@@ -272,11 +285,11 @@ def test_undone() -> None:
     first = play.scene.status.engine_revision
     play.scene.change(engine=NEW)
     play.until_rest()
-    play.scene.change(rollout={"toRevision": first})
+    play.scene.change(rollout={**PLAIN, "toRevision": first})
     play.until_rest()
     assert play.scene.status.engine_revision == first
     assert [r.revision for r in play.scene.status.replicas] == [first, first]
-    play.scene.change(rollout={})
+    play.scene.change(rollout=PLAIN)
     play.until_rest()
     assert updated(play) == [True, True]
     assert play.scene.status.engine_revision != first
@@ -284,7 +297,7 @@ def test_undone() -> None:
 
 def test_undo_to_a_revision_that_is_gone() -> None:
     play = Play(spec_with(replicas=2))
-    play.scene.change(rollout={"toRevision": "chat-engine-00000000"})
+    play.scene.change(rollout={**PLAIN, "toRevision": "chat-engine-00000000"})
     assert play.until_rest() == [], "what runs is left alone"
     ready = play.scene.status.condition("Ready")
     assert ready is not None
@@ -295,7 +308,7 @@ def test_undo_to_a_revision_that_is_gone() -> None:
 def test_undo_to_a_revision_that_does_not_fit_the_pods() -> None:
     play = Play(spec_with(replicas=1))
     first = play.scene.status.engine_revision
-    play.scene.raw = {**play.scene.raw, "parallelism": {"tensor": 4}, "rollout": {"toRevision": first}}
+    play.scene.raw = {**play.scene.raw, "parallelism": {"tensor": 4}, "rollout": {**PLAIN, "toRevision": first}}
     play.scene.generation += 1
     play.until_rest()
     ready = play.scene.status.condition("Ready")
@@ -307,16 +320,16 @@ def test_undo_to_a_revision_that_does_not_fit_the_pods() -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 LIMITS: dict[str, tuple[dict[str, Any], int, Limits]] = {
-    "default": ({}, 4, Limits(3, 0)),
-    "one replica": ({}, 1, Limits(0, 0)),
-    "none": ({}, 0, Limits(0, 0)),
-    "shares are rounded down": ({"maxUnavailable": "30%"}, 10, Limits(7, 0)),
-    "and up for more": ({"maxUnavailable": 0, "maxSurge": "25%"}, 5, Limits(5, 2)),
-    "of few nothing is left": ({"maxUnavailable": "25%"}, 3, Limits(2, 0)),
-    "all": ({"maxUnavailable": "100%"}, 3, Limits(0, 0)),
-    "more than there are": ({"maxUnavailable": 9}, 3, Limits(0, 0)),
-    "both": ({"maxUnavailable": 1, "maxSurge": 1}, 3, Limits(2, 1)),
-    "recreate": ({"type": "Recreate", "maxUnavailable": 0, "maxSurge": 3}, 3, Limits(0, 0)),
+    "default": ({}, 4, Limits(3, 0, 1)),
+    "one replica": ({}, 1, Limits(0, 0, 1)),
+    "none": ({}, 0, Limits(0, 0, 1)),
+    "shares are rounded down": ({"maxUnavailable": "30%"}, 10, Limits(7, 0, 3)),
+    "and up for more": ({"maxUnavailable": 0, "maxSurge": "25%"}, 5, Limits(5, 2, 2)),
+    "of few nothing is left": ({"maxUnavailable": "25%"}, 3, Limits(2, 0, 1)),
+    "all": ({"maxUnavailable": "100%"}, 3, Limits(0, 0, 3)),
+    "more than there are": ({"maxUnavailable": 9}, 3, Limits(0, 0, 3)),
+    "both": ({"maxUnavailable": 1, "maxSurge": 1}, 3, Limits(2, 1, 2)),
+    "recreate": ({"type": "Recreate", "maxUnavailable": 0, "maxSurge": 3}, 3, Limits(0, 0, 3)),
 }
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from tests.unit.plan import build
-from tests.unit.plan.model import EPOCH, Refused, World
+from tests.unit.plan.model import EPOCH, Refused, World, written
 from vllm_ray_operator.plan.actions import SubmitJob
 
 SCHEDULES = int(os.environ.get("PLAN_SCHEDULES", "60"))
 STEPS = 70
 POLICIES: list[dict[str, Any]] = [
     {"maxUnavailable": 1},
+    {"maxUnavailable": 1, "standby": False},
     {"maxUnavailable": 1, "progressDeadlineSeconds": 120},
     {"maxUnavailable": 2},
     {"maxUnavailable": 0, "maxSurge": 1},
@@ -102,7 +103,7 @@ def _job_dies(world: World, job: Any) -> None:
 
 def _record_deleted(world: World, job: Any) -> None:
     """Somebody deletes the record of an ended job. One never seen would be taken for one never submitted."""
-    ended = {r.attempt.instance_id for r in world.status.replicas if r.attempt and r.attempt.end_time}
+    ended = {a.instance_id for a in written(world.status) if a.end_time}
     ended -= {action.submission_id for _, action, _ in world.late}  # else it would be accepted again
     if job.terminal and job.id in ended:
         world.records.pop((job.session, job.id), None)
