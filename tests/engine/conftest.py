@@ -61,6 +61,12 @@ class Attempt:
         return str(self.config["instanceId"])
 
     @property
+    def submission(self) -> str:
+        """Return the id of its Ray job: the ranks of an attempt may have one each."""
+        rank = self.config.get("dataRank")
+        return self.instance_id if rank is None else f"{self.instance_id}_dp{rank}"
+
+    @property
     def port(self) -> int:
         return int(self.config["port"])
 
@@ -84,14 +90,14 @@ class Attempt:
                 return None
             return state
 
-        reached_state: dict[str, Any] = wait_for(f"{self.instance_id} to be {phase}", reached, timeout)
+        reached_state: dict[str, Any] = wait_for(f"{self.submission} to be {phase}", reached, timeout)
         return reached_state
 
     def status(self) -> str:
-        return str(self.cluster.job(self.instance_id)["status"])
+        return str(self.cluster.job(self.submission)["status"])
 
     def logs(self) -> str:
-        return self.cluster.logs(self.instance_id)
+        return self.cluster.logs(self.submission)
 
     def complete(self, tokens: int = 4, timeout: float = 60) -> int:
         """Have so many tokens generated; return the status, and check that all of them came if it is 200."""
@@ -103,7 +109,7 @@ class Attempt:
         return status
 
     def stop(self) -> None:
-        self.cluster.stop_job(self.instance_id)
+        self.cluster.stop_job(self.submission)
 
     def left(self) -> list[str]:
         """Return everything of this attempt that still exists."""
@@ -118,7 +124,7 @@ class Attempt:
 
     def wait_ended(self, timeout: float) -> dict[str, str]:
         """Wait until the job is over and return its result line."""
-        wait_for(f"{self.instance_id} to end", lambda: self.status() in {"STOPPED", "FAILED", "SUCCEEDED"}, timeout)
+        wait_for(f"{self.submission} to end", lambda: self.status() in {"STOPPED", "FAILED", "SUCCEEDED"}, timeout)
         return self.result()
 
     def result(self) -> dict[str, str]:
@@ -170,7 +176,7 @@ class Attempts:
         variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
         self.cluster.upload(self._package.name, self._package.content)
         self.cluster.submit(
-            attempt.instance_id,
+            attempt.submission,
             self._package.uri,
             variables | (environment or {}) | {"VLLM_RAY_ENGINE_CONFIG": json.dumps(config)},
             driver,
