@@ -15,7 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_ray_engine import config, context, debris, identity, placement, process_tree, spawn, teardown, versions
+from vllm_ray_engine import (
+    config,
+    context,
+    debris,
+    identity,
+    placement,
+    process_tree,
+    signals,
+    spawn,
+    teardown,
+    versions,
+)
 from vllm_ray_engine.context import Context
 from vllm_ray_engine.features import mentions
 from vllm_ray_engine.reasons import UnsupportedVersion
@@ -179,6 +190,12 @@ PATCHES = (
         "remove_placement_group would open a new Ray job",
     ),
     # Spawn.
+    Patch(
+        "end on SIGTERM",
+        ("ray:init",),
+        signals.keep_sigterm,
+        "a driver that connects loses its handler for SIGTERM, by which vLLM finishes the requests in flight",
+    ),
     Patch(
         "one connection",
         ("ray:init",),

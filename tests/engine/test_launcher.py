@@ -117,7 +117,7 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
     wait_gone(old)
 
     with ThreadPoolExecutor(1) as pool:
-        request = pool.submit(new.complete, 60)
+        request = pool.submit(new.complete, 200)
         wait_for("the request to run", lambda: in_flight(new) == 1, 30, 0.02)
         stopped = time.monotonic()
         new.stop()
