@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -285,9 +284,7 @@ def register() -> None:
     if owner is None:
         return
     if config.ENVIRONMENT_VARIABLE in os.environ:
-        parent = multiprocessing.parent_process()
-        if parent is not None and parent.pid is not None:
-            process_tree.die_with_parent(parent.pid)
+        process_tree.die_with_spawner()
         debris.claim(owner.own_id)
     apply(PATCHES, owner, versions.release("vllm"))
     spawn.hand_on_cluster()

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-
-_PARENT_SECONDS = 0.5
-"""Between two looks at a parent whose death the kernel does not signal."""
 
 PARENT_VARIABLE = "VLLM_RAY_ENGINE_PARENT"
 """Names the process id that the started process must have as its parent."""
@@ -40,18 +38,26 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when `parent` dies; exit at once if it is dead already.
-
-    The kernel sends its signal when the *thread* that started this process ends, which may be long before the process
-    does: it is asked only where that was the main thread, else a thread of this process looks after the parent.
-    """
-    by_main_thread = _started_by_main_thread(parent)
-    if by_main_thread:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have this process killed when `parent`, whose main thread started it, dies; exit at once if it is dead."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    if not by_main_thread:
-        threading.Thread(target=_die_after, args=(parent,), name="parent", daemon=True).start()
+
+
+def die_with_spawner() -> None:
+    """Have this process killed when the process dies for which multiprocessing started it; nothing for any other.
+
+    The kernel sends its signal when the *thread* that started this process ends, which may be long before the process
+    does, and knows only the fork server where that made this process. Unless the process was started by the main
+    thread, a thread of this one waits for the other end of multiprocessing's own pipe to be closed.
+    """
+    spawner = multiprocessing.parent_process()
+    if spawner is None:
+        return
+    if spawner.pid is not None and _started_by_main_thread(spawner.pid):
+        die_with_parent(spawner.pid)
+    else:
+        threading.Thread(target=_die_after, args=(spawner.join,), name="spawner", daemon=True).start()
 
 
 def _started_by_main_thread(parent: int) -> bool:
@@ -63,9 +69,8 @@ def _started_by_main_thread(parent: int) -> bool:
         return False
 
 
-def _die_after(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_SECONDS)
+def _die_after(wait: Callable[[], object]) -> None:
+    wait()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -7,7 +7,6 @@ imported once for both the check and the service.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from argparse import Namespace
@@ -23,9 +22,9 @@ REFUSAL_MARK = "VLLM_RAY_ENGINE_REFUSED "
 PROBE_KEY_VARIABLE = "VLLM_RAY_ENGINE_PROBE_KEY"
 """Holds the API key that the launcher's health checks use when the user protects the engine with keys."""
 
-if __name__ == "__mp_main__" and (_parent := multiprocessing.parent_process()) and _parent.pid:
+if __name__ == "__mp_main__":
     # vLLM spawns its engine core from this process; the spawned one comes here first, long before it loads plugins.
-    process_tree.die_with_parent(_parent.pid)
+    process_tree.die_with_spawner()
     debris.claim(from_environment().engine_id)
 
 

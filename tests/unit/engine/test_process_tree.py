@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import OPERATOR, wait_for
 
 
@@ -99,30 +101,53 @@ print(seen[first.pid], seen[second.pid], process_tree.reap())
     assert output.strip() == "3 -9 {}"
 
 
-# A process is started by a thread that ends, binds itself to the process of that thread, and says so.
-THREADED = """
-import os, subprocess, sys, threading, time
+# Has multiprocessing start a process that binds itself to this one, from a thread that ends or from the main thread.
+SPAWNER = """
+import multiprocessing, os, sys, threading, time
+from vllm_ray_engine import process_tree
+
+def child(pipe):
+    process_tree.die_with_spawner()
+    pipe.send(os.getpid())
+    time.sleep(600)
+
 def start():
-    global child
-    child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], stdout=subprocess.PIPE, text=True)
-    child.stdout.readline()
-thread = threading.Thread(target=start)
-thread.start()
-thread.join()
-print(child.pid, flush=True)
-time.sleep(600)
+    global process
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(sender,))
+    process.start()
+    print(receiver.recv(), flush=True)
+
+if __name__ == "__main__":
+    if sys.argv[2] == "thread":
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+    else:
+        start()
+    print("started", flush=True)
+    time.sleep(600)
 """
 
 
-def test_child_outlives_the_thread_that_started_it_but_not_the_process() -> None:
-    child = (
-        "import sys, time; from vllm_ray_engine import process_tree; process_tree.die_with_parent(int(sys.argv[1])); "
-        "print('bound', flush=True); time.sleep(600)"
-    )
-    with start(THREADED, child) as process:
+@pytest.mark.parametrize("thread", ["main", "thread"])
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_spawned_process_lives_as_long_as_its_spawner(method: str, thread: str, tmp_path: Path) -> None:
+    (tmp_path / "spawner.py").write_text(SPAWNER)
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "spawner.py"), method, thread], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(OPERATOR)},
+    ) as process:  # fmt: skip
         assert process.stdout is not None
         pid = int(process.stdout.readline())
+        assert process.stdout.readline() == "started\n"
         # The kernel's signal would have come by the end of the thread, before its join returned.
         assert alive(pid)
         process.send_signal(signal.SIGKILL)
-        wait_for("the child to die", lambda: not alive(pid))
+        wait_for("the spawned process to die", lambda: not alive(pid))
+
+
+def test_process_that_nobody_spawned_is_bound_to_nobody() -> None:
+    with start("from vllm_ray_engine import process_tree; process_tree.die_with_spawner(); print('alive')") as process:
+        output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "alive\n")
