@@ -116,6 +116,7 @@ def start():
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(sender,))
     process.start()
+    sender.close()
     print(receiver.recv(), flush=True)
 
 if __name__ == "__main__":
