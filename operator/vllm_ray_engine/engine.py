@@ -101,6 +101,10 @@ class EngineProcess:
             )
         return EngineFailure(reasons.ENGINE_EXITED, f"vLLM exited with code {code} and said no reason")
 
+    def lines(self, since: float) -> list[str]:
+        """Return the output that came at or after `since` (monotonic clock)."""
+        return [] if self._output is None else self._output.lines(since)
+
     def stated_cause(self, since: float, *, known_only: bool = False) -> Cause | None:
         """Return the cause that the output states, in what came at or after `since` (monotonic clock)."""
         if self._output is None:

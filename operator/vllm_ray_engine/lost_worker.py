@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from vllm_ray_engine import reasons
 from vllm_ray_engine.reasons import Cause
 
+_DEAD_RANKS = re.compile(r"RayWorkerProc rank=\[?(\d+(?:, \d+)*)\]? died")
+"""What RayExecutorV2's monitor says: "RayWorkerProc rank=[1] died unexpectedly"."""
 
-def name_nodes(cause: Cause, nodes: tuple[str, ...]) -> Cause:
-    """Return the cause with the nodes of the dead workers named; `nodes` in the order of the ranks."""
-    if cause.reason != reasons.WORKER_DIED:
+
+def name_nodes(cause: Cause, lines: Iterable[str], nodes: tuple[str, ...]) -> Cause:
+    """Return the cause with the nodes of the dead workers named.
+
+    lines: the engine's output; nodes: in the order of the ranks. A lost connection that took only some of the workers
+    was not that to Ray's head: their node died.
+    """
+    if cause.reason not in {reasons.WORKER_DIED, reasons.RAY_CONNECTION_LOST}:
         return cause
-    # RayExecutorV2's monitor: "RayWorkerProc rank=[1] died unexpectedly".
-    told = re.search(r"RayWorkerProc rank=\[?(\d+(?:, \d+)*)", cause.line)
+    told = next((match for line in (cause.line, *lines) if (match := _DEAD_RANKS.search(line))), None)
     ranks = [rank for rank in map(int, told[1].split(", ")) if rank < len(nodes)] if told else []
     if not ranks:
         return cause
-    who = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in ranks)
-    return replace(
-        cause, message=f"the worker of {who} died without saying why: look for an out-of-memory kill or a lost node"
-    )
+    who = "the worker of " + ", ".join(f"rank {rank} on {nodes[rank]}" for rank in ranks)
+    if cause.reason == reasons.WORKER_DIED:
+        message = f"{who} died without saying why: look for an out-of-memory kill or a lost node"
+        return replace(cause, message=message)
+    if len(ranks) < len(nodes):
+        message = f"{who} died with its Ray node: look at that pod and its node"
+        return replace(cause, reason=reasons.WORKER_DIED, message=message)
+    return cause

@@ -51,7 +51,7 @@ class PodCluster(RayCluster):
 
     def start_node(self, address: str) -> None:
         """Start a node, or start it again after it died."""
-        index = list(NODES).index(address)
+        index, before = list(NODES).index(address), self._node_ids(address)
         self._temporary.setdefault(address, tempfile.mkdtemp(prefix="pod-"))
         role = [f"--address={HEAD}:{self.gcs_port}"]
         if address == HEAD:
@@ -71,10 +71,11 @@ class PodCluster(RayCluster):
             env=self._environment(address) | {"TMPDIR": self._temporary[address]},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        wait_for(f"the Ray node {address}", lambda: address in self._addresses(), 120)
+        wait_for(f"the Ray node {address}", lambda: self._node_ids(address) - before, 120)
 
-    def _addresses(self) -> list[str]:
-        return [row["node_ip"] for row in self.alive_nodes()]
+    def _node_ids(self, address: str) -> set[str]:
+        """Return the nodes that Ray believes alive at the address; one that died may be among them for a while."""
+        return {row["node_id"] for row in self.alive_nodes() if row["node_ip"] == address}
 
     def raylet(self, address: str) -> int:
         (pid,) = processes(self.mark, "raylet/raylet", f"--node_ip_address={address}")

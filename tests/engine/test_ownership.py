@@ -12,7 +12,7 @@ from .ownership import WORKER_NODE, Campaign, PodCluster
 CELLS = {
     # phase, victim: what the job says; each attempt is also the next one of the cell before.
     ("spawning", "launcher"): "EngineExited: the launcher process was killed by SIGKILL",
-    ("loading", "engine core"): "WorkerDied: the engine core process was killed by signal 9",
+    ("loading", "engine core"): "WorkerDied: the engine core process ",
     ("serving", "API server"): "EngineExited: the API server process was killed by SIGKILL",
     ("serving", "raylet of a worker's node"): "WorkerDied: the worker of rank 1 on ",
 }

@@ -203,18 +203,38 @@ def test_oom_kills(name: str, tmp_path: Path) -> None:
 NODES = ("pod-a (10.0.0.1)", "pod-b (10.0.0.2)")
 SAID = "without saying why: look for an out-of-memory kill or a lost node"
 LOST = {
-    "one": ("RayWorkerProc rank=[1] died unexpectedly", f"the worker of rank 1 on pod-b (10.0.0.2) died {SAID}"),
-    "both": (
-        "RayWorkerProc rank=[0, 1] died unexpectedly",
-        f"the worker of rank 0 on pod-a (10.0.0.1), rank 1 on pod-b (10.0.0.2) died {SAID}",
+    # reason and line of the cause, more lines: reason and message then
+    "one": (
+        ("WorkerDied", "RayWorkerProc rank=[1] died unexpectedly", []),
+        ("WorkerDied", f"the worker of rank 1 on pod-b (10.0.0.2) died {SAID}"),
     ),
-    "a rank that is not known": ("RayWorkerProc rank=[7] died unexpectedly", "as it was"),
-    "another line": ("ActorDiedError", "as it was"),
+    "both": (
+        ("WorkerDied", "RayWorkerProc rank=[0, 1] died unexpectedly", []),
+        ("WorkerDied", f"the worker of rank 0 on pod-a (10.0.0.1), rank 1 on pod-b (10.0.0.2) died {SAID}"),
+    ),
+    "told by another line": (
+        ("WorkerDied", "ActorDiedError", ["a line", "ERROR RayWorkerProc rank=[0] died unexpectedly, shutting down"]),
+        ("WorkerDied", f"the worker of rank 0 on pod-a (10.0.0.1) died {SAID}"),
+    ),
+    "a node": (
+        ("RayConnectionLost", "Raylet is terminated", ["RayWorkerProc rank=[1] died unexpectedly"]),
+        (
+            "WorkerDied",
+            "the worker of rank 1 on pod-b (10.0.0.2) died with its Ray node: look at that pod and its node",
+        ),
+    ),
+    "the head": (
+        ("RayConnectionLost", "failed to connect to GCS", ["RayWorkerProc rank=[0, 1] died unexpectedly"]),
+        ("RayConnectionLost", "as it was"),
+    ),
+    "a rank that is not known": (("WorkerDied", "RayWorkerProc rank=[7] died", []), ("WorkerDied", "as it was")),
+    "no rank": (("WorkerDied", "ActorDiedError", []), ("WorkerDied", "as it was")),
+    "another reason": (("EngineExited", "RayWorkerProc rank=[1] died", []), ("EngineExited", "as it was")),
 }
 
 
 @pytest.mark.parametrize("name", LOST)
 def test_lost_worker_is_placed(name: str) -> None:
-    line, message = LOST[name]
-    assert lost_worker.name_nodes(Cause(reasons.WORKER_DIED, "as it was", line), NODES).message == message
-    assert lost_worker.name_nodes(Cause(reasons.ENGINE_EXITED, "as it was", line), NODES).message == "as it was"
+    (reason, line, lines), expected = LOST[name]
+    cause = lost_worker.name_nodes(Cause(reason, "as it was", line), lines, NODES)
+    assert (cause.reason, cause.message) == expected
