@@ -22,7 +22,7 @@ own, a shell that watches the supervisor of each Ray job.
 def cell_row(cell: dict[str, Any]) -> str:
     """Return the table row of one cell."""
     gone = "**not**" if cell["gone"] is None else f"{cell['gone']:.1f}"
-    dead = ", ".join(name.split(" ", 1)[1] for name in cell["zombies"]) or "none"
+    dead = ", ".join(cell["zombies"]) or "none"
     verdict = f"**fault**: {cell['fault']}" if cell["fault"] else "as it must be"
     texts = [cell["victim"], f"{cell['reached']:.0f}", gone, cell["outcome"], dead, verdict]
     return "| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in texts) + " |"

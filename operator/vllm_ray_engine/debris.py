@@ -18,9 +18,11 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,12 @@ def claim(instance_id: str) -> None:
     """Have this process, and what it starts, put temporary files and shared memory into the attempt's place.
 
     May be called again. What earlier attempts left on this node is removed on the way. Raises OSError.
+
+    In a Ray worker Python's resource tracker is not needed then, and is kept from starting: it outlives its parent, and
+    in a Ray pod nobody collects it, so that every engine that ends would leave a zombie.
     """
+    if _in_ray_worker():
+        resource_tracker.register = resource_tracker.unregister = lambda *_: None
     place, base = NAME + tag(instance_id), temporary_base()
     if len(os.fsencode(str(base / place))) + len("/") + 36 > _SOCKET_PATH_BYTES:
         base = Path("/tmp")  # noqa: S108  the one folder whose path is always short enough
@@ -68,6 +75,11 @@ def claim(instance_id: str) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / f"torchinductor_{_user()}"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     _name_shared_memory(place)
+
+
+def _in_ray_worker() -> bool:
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 
 
 def _user() -> str:

@@ -100,7 +100,8 @@ class Launcher:
         except EngineFailure as failure:
             names = self._cluster.view.node_names
             # Its words name a worker by its place in its rank.
-            cause = lost_worker.name_nodes(failure.cause, names[0] if len(names) == 1 else ())
+            lines = self._engine.lines(self._since())
+            cause = lost_worker.name_nodes(failure.cause, lines, names[0] if len(names) == 1 else ())
         except Exception as error:
             cause = Cause(reasons.ENGINE_EXITED, f"the launcher failed with {type(error).__name__}: {error}")
         if cause is not None:

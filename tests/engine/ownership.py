@@ -88,8 +88,8 @@ class PodCluster(RayCluster):
         for folder in self._temporary.values():
             shutil.rmtree(folder, ignore_errors=True)
 
-    def zombies(self) -> list[str]:
-        """Return the dead that a pod's process 1 should have collected and does not."""
+    def zombies(self) -> list[tuple[int, str]]:
+        """Return the dead that a pod's process 1 would have to collect: their process ids and commands."""
         pods = {pod.pid for pod in self._pods.values()}
         found = []
         for entry in Path("/proc").glob("[0-9]*/stat"):
@@ -99,7 +99,7 @@ class PodCluster(RayCluster):
                 continue
             state, parent = rest.split()[:2]
             if state == "Z" and int(parent) in pods:
-                found.append(f"{entry.parent.name} {name.partition('(')[2]}")
+                found.append((int(entry.parent.name), name.partition("(")[2]))
         return found
 
     def places(self, instance_id: str, *nodes: str) -> list[str]:
@@ -258,6 +258,8 @@ class Campaign:
         faults = self._swept(phase)
         zombies, unclaimed = set(self._cluster.zombies()), self._cluster.unclaimed()
         print(f"== {phase}: SIGKILL of {victim}", flush=True)
+        known = {pid: name for name, pids in parts(attempt).items() for pid in pids}
+        known |= dict.fromkeys(attempt.processes("multiprocessing.resource_tracker"), "resource tracker")
         node = None
         if victim.startswith("raylet"):
             node = LAUNCHER_NODE if "launcher" in victim else WORKER_NODE
@@ -274,7 +276,7 @@ class Campaign:
             outcome = f"no result ({str(error)[:80]})"
         # What the killed process's own parent has yet to collect is no zombie.
         time.sleep(1)
-        dead = sorted(set(self._cluster.zombies()) - zombies)
+        dead = sorted(known.get(pid, name) for pid, name in set(self._cluster.zombies()) - zombies)
         if node is not None:
             self._cluster.start_node(node)
         left = self._cluster.unclaimed() - unclaimed

@@ -18,9 +18,9 @@ def test_rows() -> None:
     assert (
         kill_report.cell_row(cell("serving")) == "| launcher | 12 | 1.3 | EngineExited: killed | none | as it must be |"
     )
-    bad = cell("serving", gone=None, fault="left: a|b", zombies=["77 python3"])
+    bad = cell("serving", gone=None, fault="left: a|b", zombies=["guard"])
     assert kill_report.cell_row(bad) == (
-        "| launcher | 12 | **not** | EngineExited: killed | python3 | **fault**: left: a/b |"
+        "| launcher | 12 | **not** | EngineExited: killed | guard | **fault**: left: a/b |"
     )
 
 

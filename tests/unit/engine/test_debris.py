@@ -151,6 +151,35 @@ def test_claim_of_an_attempt_sweeps_an_earlier_one(base: Path, owners: list[Owne
     assert [path.name for path in base.glob(f"{debris.NAME}*")] == [Path(second.folder).name]
 
 
+UNTRACKED = """
+import sys, types
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+worker = types.SimpleNamespace(mode=1)
+sys.modules["ray"] = types.SimpleNamespace(
+    is_initialized=lambda: True, WORKER_MODE=int(sys.argv[2]),
+    get_runtime_context=lambda: types.SimpleNamespace(worker=worker),
+)
+from vllm_ray_engine import debris
+debris.claim(sys.argv[1])
+segment = shared_memory.SharedMemory(create=True, size=64)
+print(len(Path("/proc/thread-self/children").read_text().split()))
+segment.close()
+segment.unlink()
+"""
+
+
+@pytest.mark.parametrize(("mode", "trackers"), [(1, 0), (0, 1)], ids=["a Ray worker", "a Ray driver"])
+def test_ray_worker_starts_no_resource_tracker(mode: int, trackers: int, base: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNTRACKED, OURS + "untracked", str(mode)], text=True, capture_output=True, check=True,
+        env=os.environ | {"PYTHONPATH": str(OPERATOR), "TMPDIR": str(base)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (f"{trackers}\n", "")
+    debris.sweep_all(base)
+    assert of(OURS + "untracked") == []
+
+
 def test_inherited_folder_is_not_the_base(base: Path, owners: list[Owner]) -> None:
     owners.append(first := Owner(base, OURS + "outer"))
     owners.append(inner := Owner(Path(first.folder), OURS + "inner"))
