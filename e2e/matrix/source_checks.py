@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from tests.engine.ray_cluster import HEAD, RayCluster
+from tests.engine.ray_cluster import HEAD, RayCluster, wait_for
 from vllm_ray_engine import plugin, versions
 from vllm_ray_engine.context import Context, GroupRef
 
@@ -65,12 +65,13 @@ class Session:
         return made
 
 
-def alive(actor: Any) -> bool:
-    """Return whether an actor answers; it is given a moment to be seen as dead."""
+def ended(actor: Any) -> bool:
+    """Return whether an actor no longer answers."""
     try:
-        return bool(ray.get(actor.answer.remote(), timeout=20))
-    except ray.exceptions.RayError:
-        return False
+        ray.get(actor.answer.remote(), timeout=20)
+    except ray.exceptions.RayActorError:
+        return True
+    return False
 
 
 def engine_config() -> Any:
@@ -281,7 +282,8 @@ class Checks:
         self._session.connect()
         actors = self._session.actors(2)
         same(teardown_noise(kind.with_actors(actors)), "", "noise")
-        same([alive(actor) for actor in actors], [False, False], "actors alive")
+        # Ray kills without waiting for it.
+        wait_for("the actors to end", lambda: all(map(ended, actors)), 30)
 
     def _foreign(self, kind: TornDown) -> None:
         self._session.connect()
