@@ -1,8 +1,8 @@
 """One cell of the matrix: the launcher's life on two real Ray nodes, in an environment that holds the versions.
 
 `python -m e2e.matrix.cell OUT` inside that environment. An attempt serves over both nodes; a second waits as its
-standby; the first's API server is killed, everything of it goes, the standby takes over; a stop leaves nothing. What
-was seen is written to OUT as JSON, also when a step fails.
+standby; the first's API server is killed, everything of it goes, the standby takes over; a stop leaves nothing. Then
+the patched functions are checked one by one. What was seen is written to OUT as JSON, also when a step fails.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from e2e.matrix.source_check import check_functions
 from tests.engine.conftest import Attempt, Attempts
 from tests.engine.ray_cluster import HEAD, WORKER, RayCluster, get, kill, wait_for
 
@@ -40,6 +41,7 @@ class Record:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.checks: list[str] = []
         self.failure: dict[str, str] | None = None
 
     @contextmanager
@@ -135,6 +137,8 @@ def life(record: Record, cluster: RayCluster) -> None:
         check(result["outcome"] == "Failed" and "SIGKILL" in result["message"], lambda: f"killed: {result}")
         result = wait_ended(second)
         check(result["outcome"] == "Stopped", lambda: f"stopped: {result}")
+    with record.step("functions"):
+        record.checks = check_functions(cluster)
     with record.step("logs"):
         found = sorted({f"{path.name}: {sign}" for path in logs(cluster) for sign in signs(path)})
         check(not found, lambda: f"in Ray's logs: {', '.join(found)}")
@@ -176,6 +180,7 @@ def main() -> int:
     seen: dict[str, Any] = {
         "passed": record.failure is None,
         "seconds": record.seconds,
+        "checks": record.checks,
         "failure": record.failure,
         "versions": versions | {"python": platform.python_version()},
         "logs": ends,

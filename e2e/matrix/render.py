@@ -29,8 +29,9 @@ RUN_FOR_REAL = """\
 Each cell is an engine job as the operator submits it, with vLLM's CPU build and a tiny model, on two Ray nodes of one
 machine. An attempt with two tensor-parallel ranks serves over both nodes and answers; its actors and its placement
 group carry its instance id, in its own Ray namespace; a second attempt is its standby. SIGKILL of the first one's API
-server: everything of it is gone within 10 s, and the standby serves. A stop leaves nothing. No log of the Ray session
-has an `ActorHandleNotFoundError`, the abort that is its form in older Ray versions, or an `ActorAlreadyExistsError`.
+server: everything of it is gone within 10 s, and the standby serves. A stop leaves nothing. Then the patched functions
+are called one by one, as under "Source checked". No log of the Ray session has an `ActorHandleNotFoundError`, the abort
+that is its form in older Ray versions, or an `ActorAlreadyExistsError`.
 """
 
 SOURCE_CHECKED = """\

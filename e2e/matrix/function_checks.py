@@ -1,29 +1,34 @@
-"""The checks of a vLLM release by its source. To be imported where a Ray cluster's token is in the environment.
+"""The patched functions of a vLLM release, called as vLLM calls them, on real Ray: no model is run.
 
-Its modules are imported, the patches applied, and the patched functions called as vLLM calls them, with real Ray actors
-and placement groups; only that no model is run.
+`python -m e2e.matrix.function_checks [--unpatched] ADDRESS OUT` with the Ray cluster's token in the environment. Actors
+and placement groups are real; the objects that hold them are vLLM's, with nothing in them but what the functions use.
+With --unpatched, vLLM as it is: that the fault shows is what the other checks are worth.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import io
+import json
 import logging
 import os
 import pickle
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
 
-from tests.engine.ray_cluster import HEAD, RayCluster, wait_for
+from tests.engine.ray_cluster import HEAD, wait_for
 from vllm_ray_engine import plugin, versions
 from vllm_ray_engine.context import Context, GroupRef
 
@@ -45,8 +50,8 @@ def same(found: Any, wanted: Any, what: str) -> None:
 class Session:
     """A driver of the test's Ray cluster, connected anew as often as asked: each time as another Ray job."""
 
-    def __init__(self, cluster: RayCluster) -> None:
-        self._address = f"{HEAD}:{cluster.gcs_port}"
+    def __init__(self, address: str) -> None:
+        self._address = address
 
     def connect(self) -> None:
         """Leave the present Ray job, and be a new one."""
@@ -153,6 +158,11 @@ TORN_DOWN = (
 )
 
 
+def present() -> list[TornDown]:
+    """Return what of it the release has."""
+    return [kind for kind in TORN_DOWN if kind.present()]
+
+
 def teardown_noise(made: Any) -> str:
     """Tear down and return what was logged and raised."""
     with logged() as text:
@@ -171,27 +181,8 @@ class Checks:
         self.failure: dict[str, str] | None = None
         self._session = session
 
-    def run(self) -> None:
-        """Run all checks; stops at the first that fails."""
-        release = versions.release("vllm")
-        kinds = [kind for kind in TORN_DOWN if kind.present()]
-        steps: list[tuple[str, Callable[[], None]]] = [
-            *((f"without us, {kind.name} in another Ray job: {STALE}", partial(self._stale, kind)) for kind in kinds),
-            (f"{self._places(release)} patch points found, all patches applied", partial(self._apply, release)),
-            ("the instance id of a config: constructed, copied, replaced, pickled", self._config_ids),
-            ("the instance id of a rank in a Ray actor", self._actor_rank),
-            ("the instance id of a rank in a process", self._process_rank),
-            ("the engine ids of transfers", self._transfers),
-            ("the Ray namespace", self._namespace),
-            ("the placement group of the launcher is used", self._placement),
-        ]
-        for kind in kinds:
-            steps += [
-                (f"{kind.name} in its own Ray job ends its actors", partial(self._own, kind)),
-                (f"{kind.name} in another Ray job: nothing", partial(self._foreign, kind)),
-                (f"{kind.name} without Ray: nothing, and no connection", partial(self._without_ray, kind)),
-            ]
-        steps.append(("processes are spawned", self._spawn))
+    def run(self, steps: list[tuple[str, Callable[[], None]]]) -> None:
+        """Run these checks; stops at the first that fails."""
         for name, step in steps:
             print(f"== {name}", flush=True)
             try:
@@ -201,6 +192,32 @@ class Checks:
                 self.failure = {"step": name, "error": f"{type(error).__name__}: {error}"}
                 return
             self.passed.append(name)
+
+    def unpatched(self) -> list[tuple[str, Callable[[], None]]]:
+        """List the checks of vLLM as it is."""
+        return [
+            (f"without us, {kind.name} in another Ray job: {STALE}", partial(self._stale, kind)) for kind in present()
+        ]
+
+    def patched(self) -> list[tuple[str, Callable[[], None]]]:
+        """List the checks of the patched functions."""
+        release = versions.release("vllm")
+        steps: list[tuple[str, Callable[[], None]]] = [
+            (f"{self._places(release)} patch points found, all patches applied", partial(self._apply, release)),
+            ("the instance id of a config: constructed, copied, replaced, pickled", self._config_ids),
+            ("the instance id of a rank in a Ray actor", self._actor_rank),
+            ("the instance id of a rank in a process", self._process_rank),
+            ("the engine ids of transfers", self._transfers),
+            ("the Ray namespace", self._namespace),
+            ("the placement group of the launcher is used", self._placement),
+        ]
+        for kind in present():
+            steps += [
+                (f"{kind.name} in its own Ray job ends its actors", partial(self._own, kind)),
+                (f"{kind.name} in another Ray job: nothing", partial(self._foreign, kind)),
+                (f"{kind.name} without Ray: nothing, and no connection", partial(self._without_ray, kind)),
+            ]
+        return [*steps, ("processes are spawned", self._spawn)]
 
     def _places(self, release: tuple[int, int]) -> int:
         return len({where for patch in plugin.PATCHES if patch.concerns(release) for where in patch.where})
@@ -303,3 +320,20 @@ class Checks:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         method = import_module("vllm.utils.system_utils").get_mp_context().get_start_method()
         same(method, "spawn", "start method")
+
+
+def main() -> int:
+    """Check, write what was found, and return 0 when all checks passed."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.matrix.function_checks", description=__doc__)
+    parser.add_argument("--unpatched", action="store_true")
+    parser.add_argument("address")
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    checks = Checks(Session(options.address))
+    checks.run(checks.unpatched() if options.unpatched else checks.patched())
+    options.out.write_text(json.dumps({"checks": checks.passed, "failure": checks.failure}))
+    return 0 if checks.failure is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
