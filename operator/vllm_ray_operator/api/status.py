@@ -111,6 +111,9 @@ class Attempt(ApiModel):
         default_factory=list, description="Every Ray job id ever seen for the submission; there may be several."
     )
     start_time: datetime
+    warm_time: datetime | None = Field(
+        default=None, description="When a standby was first seen to wait for nothing but accelerators."
+    )
     takeover_time: datetime | None = Field(
         default=None, description="When a standby became the replica's attempt: the other had left the accelerators."
     )

@@ -6,13 +6,16 @@ never hold them at once, and the replica is away only for what is left to load.
 
 from __future__ import annotations
 
-from vllm_ray_operator.api.status import Failure, Fence, ReplicaStatus
+from vllm_ray_operator.api.status import Attempt, Failure, Fence, ReplicaStatus
 from vllm_ray_operator.plan import attempt as attempts
 from vllm_ray_operator.plan import engine_job, fence, starting, stopping
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 
 POLL_SECONDS = 5.0
+
+# What a launcher says while it waits for nothing but accelerators.
+PHASE = "Standby"
 
 # Found out by a standby, these would end any start: no engine that serves is given up for them.
 FAULTS_OF_THE_SPEC = frozenset(
@@ -51,7 +54,7 @@ def is_ready(aim: Aim, replica: ReplicaStatus) -> bool:
     if standby is None or standby.stop is not None or not aim.is_newest(standby.engine_revision):
         return False
     engine = aim.view(standby).engine
-    return engine is not None and engine.phase == "Standby"
+    return engine is not None and engine.phase == PHASE
 
 
 def look_after(aim: Aim, draft: Draft, *, wanted: bool) -> None:
@@ -62,8 +65,11 @@ def look_after(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     if stored is None:
         return
     view = aim.view(stored)
-    draft.set(standby=attempts.learn(aim, replica, stored, view))
-    _decide(aim, draft, wanted=wanted)
+    learned = attempts.learn(aim, replica, stored, view)
+    if learned.warm_time is None and view.engine is not None and view.engine.phase == PHASE:
+        learned = learned.model_copy(update={"warm_time": aim.now})
+    draft.set(standby=learned)
+    _decide(aim, draft, stored, wanted=wanted)
     standby = draft.status.standby
     if standby is None:
         return
@@ -78,14 +84,15 @@ def look_after(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         draft.actions.append(engine_job.submission(aim.world.deployment, replica, stored, aim.engine_of(stored)))
 
 
-def _decide(aim: Aim, draft: Draft, *, wanted: bool) -> None:
+def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
     """Write down that the standby is to end, if there is a reason to."""
-    stored, standby = draft.status.standby, draft.status.standby
-    if stored is None or standby is None or standby.stop is not None:
+    standby = draft.status.standby
+    if standby is None or standby.stop is not None:
         return
     view = aim.view(standby)
-    since = None if is_ready(aim, draft.status) else standby.start_time
+    since = standby.start_time if standby.warm_time is None else None
     found = stopping.fault(aim, stored, standby, view, since)
+    failed = found is not None
     if found is not None:
         reason, message = found
         draft.set(standby_failure=Failure(reason=reason, message=message, time=aim.now, attempt=standby.number))
@@ -99,7 +106,7 @@ def _decide(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         found = "RolloutHeld", "the roll is paused or past its deadline"
     if found is None:
         return
-    stop = stopping.stop_of(aim, standby, view, *found, failure=draft.status.standby_failure is not None)
+    stop = stopping.stop_of(aim, standby, view, *found, failure=failed)
     if not _slot_is_free(draft.status):
         stop = stop.model_copy(update={"recycle": False})
     draft.set(standby=standby.model_copy(update={"stop": stop}))

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.unit.plan import build
-from tests.unit.plan.build import NOTHING_LEFT, spec_with
+from tests.unit.plan.build import NOTHING_LEFT, UNKNOWN, spec_with
 from tests.unit.plan.rolls import Play
 from vllm_ray_operator.plan.actions import Delete, StopJob, SubmitJob
 from vllm_ray_operator.plan.world import AttemptView
@@ -108,6 +108,36 @@ def test_one_that_is_too_slow_is_done_without() -> None:
     assert failure is not None
     assert failure.reason == "StartupTimeout"
     assert play.until_rest()[-1] == "Ready3"
+
+
+def test_one_that_was_ready_once_may_be_silent_for_a_moment_however_long_it_waits() -> None:
+    play = Play(spec_with(replicas=3, engine={"startupTimeoutSeconds": 60}, rollout={}))
+    for replica in play.scene.status.replicas[1:]:
+        play.scene.see(UNKNOWN, replica.attempt)
+    play.until("Ready1  NotReady2  NotReady3")
+    play.scene.change(engine={**NEW, "startupTimeoutSeconds": 60})
+    play.until("Ready1+4  NotReady2  NotReady3")
+    play.run(2)
+    standby = play.scene.replica.standby
+    assert standby is not None
+    warm = play.scene.views[standby.instance_id]
+    for passes in range(20):
+        play.scene.see(UNKNOWN if passes == 15 else warm, standby)
+        play.step()
+    assert play.log[-1] == "Ready1+4  NotReady2  NotReady3", "too few are ready to take it"
+    assert play.scene.replica.standby_failure is None
+
+
+def test_lost_pods_end_a_standby() -> None:
+    play = playing()
+    play.scene.change(engine=NEW)
+    play.until("Ready1+2")
+    play.run(1)
+    play.scene.change_pod("w0-0", uid="uid-other")
+    play.step()
+    failure = play.scene.replica.standby_failure
+    assert failure is not None
+    assert failure.reason == "PodsLost"
 
 
 def test_a_fault_of_the_spec_takes_no_engine_that_serves() -> None:
