@@ -113,11 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check this node, and others as far as asked; print what was found and return the exit code."""
     given = _parser().parse_args(arguments)
     what = Wanted(model=given.model, ports=dict.fromkeys(given.port, "engine"), local_workers=given.workers)
-    needed = dict(given.need)
+    needed: dict[str, float] = dict(given.need)
     try:
         if config.ENVIRONMENT_VARIABLE in os.environ and given.model is None:
             engine = config.from_environment()
             what = wanted(engine)
+            needed = {engine.accelerator_key: engine.workers, engine.slot_resource: engine.workers} | needed
     except ConfigError as error:
         findings = [Finding("configuration", ERROR, str(error), "", reasons.INVALID_ARGUMENTS)]
     else:

@@ -185,7 +185,7 @@ KNOWN = (
     ),
     _pattern(
         reasons.LIBRARY_MISSING,
-        r"(\S+\.so(?:\.\d+)*): cannot open shared object file",
+        r"(?:^|\s)([\w./+-]+\.so(?:\.\d+)*): cannot open shared object file",
         "the image lacks the library {0}: add it, or use an image made for this accelerator",
     ),
     _pattern(

@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+MAX_LINE = 1500
+"""Characters of a line that are looked at: what a line says, it says at its beginning, and a log may be hostile."""
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
@@ -83,7 +86,7 @@ class Line:
 
 def parse(raw: str) -> Line:
     """Take the prefixes off a line."""
-    text = _ANSI.sub("", raw).rstrip()
+    text = _ANSI.sub("", raw[:MAX_LINE]).rstrip()
     process = level = place = ""
     grouped = False
     matched = True

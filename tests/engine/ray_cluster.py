@@ -152,10 +152,13 @@ class RayCluster:
         with urllib.request.urlopen(request, timeout=30):  # noqa: S310
             pass
 
-    def submit(self, submission: str, uri: str, environment: dict[str, str], driver: str = DRIVER) -> None:
+    def submit(
+        self, submission: str, uri: str, environment: dict[str, str], driver: str = DRIVER,
+        entrypoint: str = "exec python3 -m vllm_ray_engine.guard",
+    ) -> None:  # fmt: skip
         body = {
             "submission_id": submission,
-            "entrypoint": "exec python3 -m vllm_ray_engine.guard",
+            "entrypoint": entrypoint,
             "entrypoint_resources": {driver: 1},
             "runtime_env": {"py_modules": [uri], "env_vars": environment},
         }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from typing import Any
 
-from .conftest import MODEL, ROOT
-from .ray_cluster import HEAD, SLOT, WORKER, RayCluster, free_port
+from .conftest import MODEL, ROOT, Attempts
+from .ray_cluster import HEAD, SLOT, WORKER, RayCluster, free_port, wait_for
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, list[dict[str, Any]], float]:
@@ -46,6 +47,34 @@ def test_patches_are_there_when_vllm_is_imported() -> None:
     _, findings, seconds = run("--patches")
     print(f"MEASURED doctor --patches: {seconds:.1f} s")
     assert named(findings, "patches")["status"] == "ok", named(findings, "patches")
+
+
+IN_A_JOB = """
+import os, subprocess, sys, ray
+done = subprocess.run([sys.executable, "-m", "vllm_ray_engine.doctor", "--json"], stdout=subprocess.PIPE, text=True)
+print("DOCTOR", done.returncode, " ".join(done.stdout.split()))
+os.environ["VLLM_HOST_IP"] = "127.0.1.8"
+ray.init(address="auto", log_to_driver=False)
+seen = ray.get(ray.remote(num_cpus=0)(lambda: os.environ["VLLM_HOST_IP"]).remote())
+print("WORKER", seen)
+"""
+
+
+def test_in_a_job(attempts: Attempts) -> None:
+    """The plugin travels with the job, and what the job sets otherwise than the node is told."""
+    cluster, package = attempts.cluster, attempts._package
+    cluster.upload(package.name, package.content)
+    entrypoint = f"exec python3 -c {shlex.quote(IN_A_JOB)}"
+    cluster.submit("doctor", package.uri, {"VLLM_HOST_IP": "127.0.1.9"}, entrypoint=entrypoint)
+    wait_for("the doctor", lambda: cluster.job("doctor")["status"] in {"SUCCEEDED", "FAILED"}, 60)
+    log = cluster.logs("doctor")
+    print(log)
+    (line,) = [line for line in log.splitlines() if line.startswith("DOCTOR ")]
+    _, code, text = line.split(" ", 2)
+    findings = json.loads(text)["findings"]
+    assert (code, bad(findings)) == (
+        "0", {"environment-of-workers": ("warning", "set to other values where Ray was started: VLLM_HOST_IP")}
+    )  # fmt: skip
 
 
 def test_every_node_is_looked_at(cluster: RayCluster) -> None:

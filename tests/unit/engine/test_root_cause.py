@@ -6,6 +6,7 @@ Logs are cut down from runs of vLLM 0.32 on Ray 2.60, or reworded from public re
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -764,6 +765,28 @@ def test_words_of_an_exception() -> None:
     assert root_cause.reason_of("Version mismatch: The cluster was started with:") == reasons.UNSUPPORTED_VERSION
     assert root_cause.reason_of("Failed to connect to GCS") == reasons.RAY_CONNECTION_LOST
     assert root_cause.reason_of("something else") == reasons.ENGINE_EXITED
+
+
+HOSTILE = {
+    "word": "a" * 4000,
+    "blanks": " " * 4000,
+    "beginnings of a pattern": "Available memory on node " * 160,
+    "library": "a.so." * 800,
+    "brackets": "(" * 4000,
+    "names": "a." * 2000 + "Error",
+    "addresses": "a://b" * 800,
+    "names of secrets": "--a-key" * 570,
+    "tokens": "token_" * 660,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_lines_take_no_time(name: str) -> None:
+    """A line of the greatest length that is kept; thousands of them are searched when an engine ends."""
+    lines = [f"{CORE}ValueError: {HOSTILE[name]}", HOSTILE[name]] * 20
+    started = time.process_time()
+    root_cause.find(lines)
+    assert time.process_time() - started < 2
 
 
 def test_long_lines_are_cut() -> None:
