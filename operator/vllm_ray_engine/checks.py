@@ -264,14 +264,20 @@ def compiler(facts: Facts) -> Verdict | None:
 
 
 def environment_of_workers(facts: Facts) -> Verdict | None:
-    """What this process sets arrives in the workers: they inherit the raylet's environment, which wins there."""
+    """What this process sets arrives in the workers.
+
+    What a Ray job sets does; of the rest, vLLM gives workers only what the raylet, whose environment they inherit, does
+    not set.
+    """
     node = facts.node_environment
     if node is None:
         return None
     differs = sorted(
         name
         for name, value in facts.environment.items()
-        if name in node and node[name] != value and name.startswith(("VLLM_", "HF_", "NCCL_", "GLOO_", "UCX_", "TORCH"))
+        if name not in facts.job_environment
+        and node.get(name, value) != value
+        and name.startswith(("VLLM_", "HF_", "NCCL_", "GLOO_", "UCX_", "TORCH"))
     )
     if not differs:
         return Verdict(OK, "the node sets nothing else than this process")

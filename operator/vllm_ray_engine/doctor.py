@@ -84,7 +84,9 @@ def show(findings: Sequence[Finding]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    text = "\n".join(f"  {check.__name__.replace('_', '-'):24}{check.__doc__}" for check in checks.CHECKS)
+    text = "\n".join(
+        f"  {check.__name__.replace('_', '-'):24}{(check.__doc__ or '').splitlines()[0]}" for check in checks.CHECKS
+    )
     parser = argparse.ArgumentParser(
         prog="python3 -m vllm_ray_engine.doctor",
         description="Check, before an engine starts, what usually goes wrong on this node.",

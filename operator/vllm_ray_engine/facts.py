@@ -6,6 +6,7 @@ import errno
 import getpass
 import hashlib
 import ipaddress
+import json
 import os
 import platform
 import re
@@ -66,16 +67,17 @@ class Facts:
     """One node, and this process on it.
 
     environment: of this process; node_environment: of the raylet on this node, which Ray's workers inherit, None when
-    there is none to be seen; both hold only what matters to an engine, secrets as hashes. own_address: whether
-    VLLM_HOST_IP is an address of this pod, None when it is not set or no address. shared_memory: free bytes in
-    /dev/shm, None when it is not there. model: None for a model that is not a path. cached: whether a model by name
-    is in the hub's cache. patch_points: what the plugin changes in this vLLM, by place, with what is wrong with it;
-    None when vLLM is missing or too old.
+    there is none to be seen; both hold only what matters to an engine, secrets as hashes. job_environment: names that
+    the Ray job sets, in all its processes on all nodes. own_address: whether VLLM_HOST_IP is an address of this pod,
+    None when it is not set or no address. shared_memory: free bytes in /dev/shm, None when it is not there. model: None
+    for a model that is not a path. cached: whether a model by name is in the hub's cache. patch_points: what the plugin
+    changes in this vLLM, by place, with what is wrong with it; None when vLLM is missing or too old.
     """
 
     wanted: Wanted
     environment: Mapping[str, str]
     node_environment: Mapping[str, str] | None
+    job_environment: frozenset[str]
     python: str
     versions: Mapping[str, str | None]
     plugin_found: bool
@@ -97,6 +99,7 @@ def gather(wanted: Wanted, environment: Mapping[str, str] = os.environ) -> Facts
         wanted=wanted,
         environment=relevant(environment),
         node_environment=_node_environment(),
+        job_environment=_job_environment(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")),
         python=platform.python_version(),
         versions={package: versions.installed(package) for package in versions.MINIMUM},
         plugin_found=versions.plugin_found(),
@@ -217,6 +220,14 @@ def _is_there(path: Path) -> bool:
 def _compiler(environment: Mapping[str, str]) -> str | None:
     named = [environment[name].split()[0] for name in ("CXX", "CC") if environment.get(name, "").strip()]
     return next(filter(None, map(shutil.which, [*named, *COMPILERS])), None)
+
+
+def _job_environment(text: str) -> frozenset[str]:
+    """Return the names of the variables in a Ray job's runtime environment, which Ray hands to the job's driver."""
+    try:
+        return frozenset(json.loads(text)["runtime_env"]["env_vars"])
+    except (ValueError, KeyError, TypeError):
+        return frozenset()
 
 
 def _node_environment(processes: Path = Path("/proc")) -> dict[str, str] | None:

@@ -61,7 +61,7 @@ print("WORKER", seen)
 
 
 def test_in_a_job(attempts: Attempts) -> None:
-    """The plugin travels with the job, and what the job sets otherwise than the node is told."""
+    """The plugin travels with the job; what the job sets is what workers see, whatever the node or the driver set."""
     cluster, package = attempts.cluster, attempts._package
     cluster.upload(package.name, package.content)
     entrypoint = f"exec python3 -c {shlex.quote(IN_A_JOB)}"
@@ -72,9 +72,8 @@ def test_in_a_job(attempts: Attempts) -> None:
     (line,) = [line for line in log.splitlines() if line.startswith("DOCTOR ")]
     _, code, text = line.split(" ", 2)
     findings = json.loads(text)["findings"]
-    assert (code, bad(findings)) == (
-        "0", {"environment-of-workers": ("warning", "set to other values where Ray was started: VLLM_HOST_IP")}
-    )  # fmt: skip
+    assert (code, bad(findings)) == ("0", {})
+    assert "WORKER 127.0.1.9" in log
 
 
 def test_every_node_is_looked_at(cluster: RayCluster) -> None:

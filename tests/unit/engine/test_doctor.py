@@ -28,6 +28,7 @@ HEALTHY = Facts(
     wanted=Wanted(model="/models/tiny", ports={8000: "engine"}, local_workers=1),
     environment={},
     node_environment=None,
+    job_environment=frozenset(),
     python="3.11.2",
     versions={"vllm": "0.32.0", "ray": "2.60.0"},
     plugin_found=True,
@@ -154,6 +155,11 @@ CASES: dict[str, tuple[Check, dict[str, Any], str, str]] = {
     "no node": (checks.environment_of_workers, {}, "none", ""),
     "node that agrees": (
         checks.environment_of_workers, env(VLLM_X="1") | {"node_environment": {"VLLM_X": "1", "UCX_TLS": "tcp"}}, OK,
+        "nothing else",
+    ),
+    "node that differs, and the job": (
+        checks.environment_of_workers,
+        env(VLLM_X="1") | {"node_environment": {"VLLM_X": "2"}, "job_environment": frozenset({"VLLM_X"})}, OK,
         "nothing else",
     ),
     "node that differs": (

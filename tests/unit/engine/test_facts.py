@@ -139,6 +139,13 @@ def test_environment_is_reduced_and_holds_no_secret() -> None:
     assert kept["HF_TOKEN"] == facts.relevant({"HF_TOKEN": "hf_secret"})["HF_TOKEN"] != kept["VLLM_API_KEY"]
 
 
+def test_environment_of_the_job() -> None:
+    job = json.dumps({"runtime_env": {"env_vars": {"VLLM_X": "1"}}, "metadata": {}})
+    assert facts.gather(Wanted(), {"RAY_JOB_CONFIG_JSON_ENV_VAR": job}).job_environment == {"VLLM_X"}
+    assert facts.gather(Wanted(), {"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": null}'}).job_environment == set()
+    assert facts.gather(Wanted(), {}).job_environment == set()
+
+
 def test_environment_of_the_raylet(tmp_path: Path) -> None:
     assert facts._node_environment(tmp_path) is None
     for pid, name, environ in (("7", "python3", "VLLM_X=1"), ("8", "raylet", "VLLM_X=2\0PATH=/bin\0HOME=/r\0")):
