@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from vllm_ray_engine.config import parse
 from vllm_ray_engine.health import requests_in_flight
 
 from .conftest import MODEL, Attempt, Attempts
-from .ray_cluster import HEAD, SLOT, WORKER, get, wait_for
+from .ray_cluster import HEAD, SLOT, WORKER, free_port, get, wait_for
 
 GONE_SECONDS = 10
 START_SECONDS = 300
@@ -152,6 +153,35 @@ def test_data_parallel_ranks_over_two_nodes(attempt_of: Attempts) -> None:
     assert attempt.wait_ended(30)["outcome"] == "Stopped"
     wait_gone(attempt)
     print(f"MEASURED stop of two ranks to nothing left: {time.monotonic() - started:.1f} s")
+
+
+def test_data_parallel_ranks_that_are_jobs_of_their_own(attempt_of: Attempts, tmp_path: Path) -> None:
+    """Up to Serving: vLLM has them for mixtures of experts only, and its CPU build lacks their exchange of tokens."""
+    model = tmp_path / "experts"
+    shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    mixture = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
+    config = json.loads((model / "config.json").read_text()) | mixture | {"num_experts_per_tok": 2}
+    (model / "config.json").write_text(json.dumps(config))
+    base, meet = f"test-ranks-{os.getpid()}", free_port()
+    ranks = [
+        attempt_of.start(
+            "--load-format=dummy", instanceId=base, model=str(model), tensor=1, data=2,
+            dataMode="External", dataRank=rank, dataAddress=HEAD, dataRpcPort=meet,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    for number, rank in enumerate(ranks):
+        state = rank.wait_phase("Serving", START_SECONDS)
+        assert [(row["rank"], row["instanceId"]) for row in state["ranks"]] == [(number, f"{base}_dp{number}")]
+        assert state["health"]["workersAlive"] == 1, "the other rank's worker is not counted"
+    actors = ranks[0].cluster.actors(base)
+    assert sorted(row["name"] for row in actors) == [f"vllm_Worker_{base}_dp0", f"vllm_Worker_{base}_dp1"]
+    assert sorted(row["name"] for row in ranks[0].cluster.groups(base)) == [f"{base}_dp0", f"{base}_dp1"]
+    for rank in ranks:
+        rank.stop()
+    for rank in ranks:
+        assert rank.wait_ended(30)["outcome"] == "Stopped"
+    wait_gone(ranks[0])
 
 
 def test_failure_in_a_worker_is_stated_without_noise(attempt_of: Attempts, tmp_path: Path) -> None:
