@@ -41,6 +41,8 @@ CRASH_GRACE_SECONDS = 3.0
 """What is left of an engine that has nothing to finish gets this long between SIGTERM and SIGKILL."""
 BEFORE_DEATH_SECONDS = 15.0
 """The cause of a serving engine's end is looked for in the output since this long before its last healthy answer."""
+IN_FLIGHT_SECONDS = 0.2
+"""Between two looks at the requests in flight of an engine that is to end."""
 RELEASE_SECONDS = 5.0
 """How long the launcher waits for Ray to confirm that the placement group is gone."""
 
@@ -247,8 +249,8 @@ class Launcher:
     def _end(self, *, crashed: bool) -> None:
         """End the process tree, give the accelerators back, leave Ray."""
         self._monitoring.set()
-        if not crashed and self._last_ready is not None and health.requests_in_flight(self.config) != 0:
-            self._let_finish(self.config.stop_grace_seconds)
+        if not crashed and self._last_ready is not None:
+            self._finish_requests(self.config.stop_grace_seconds)
         # Nothing is left that is worth finishing: the accelerators are freed at once, while the processes end.
         self._cluster.release(0)
         left = process_tree.end_descendants(min(CRASH_GRACE_SECONDS, self.config.stop_grace_seconds))
@@ -264,12 +266,17 @@ class Launcher:
     def _orphaned(self) -> bool:
         return self._guard is not None and os.getppid() != self._guard
 
-    def _let_finish(self, grace: float) -> None:
-        """Ask a serving engine to end and wait for it, at most `grace` seconds."""
-        self._engine.ask_to_end()
-        deadline = time.monotonic() + grace
-        while self._engine.exit_code is None and not self._orphaned() and (left := deadline - time.monotonic()) > 0:
-            self._wakeup.wait(left)
+    def _finish_requests(self, grace: float) -> None:
+        """Let a serving engine finish its requests, in at most `grace` seconds; it is told to end, if it has any."""
+        deadline, told = time.monotonic() + grace, False
+        # It is not waited for its end: vLLM may need long for that, with all accelerators in its hands.
+        while self._engine.exit_code is None and health.requests_in_flight(self.config) != 0:
+            if self._orphaned() or (left := deadline - time.monotonic()) <= 0:
+                return
+            if not told:
+                self._engine.ask_to_end()
+                told = True
+            self._wakeup.wait(min(left, IN_FLIGHT_SECONDS))
             self._engine.reap()
 
     def _catch_signals(self) -> None:

@@ -111,6 +111,18 @@ def test_engine_with_requests_in_flight_is_let_finish(launch: Launch, running: s
     assert (launch.world / "ended").read_text() == "with accelerators"
 
 
+def test_accelerators_are_given_back_after_the_last_request(launch: Launch) -> None:
+    launch.tell(engine="stubborn", running="1")
+    launch.start(stopGraceSeconds=60)
+    launch.wait_phase("Serving")
+    launch.send(signal.SIGTERM)
+    wait_for("it to stop", lambda: launch.state().get("phase") == "Stopping")
+    assert "remove_placement_group" not in launch.ray_log()
+    launch.tell(running="0")
+    wait_for("the group to be removed", lambda: "remove_placement_group" in launch.ray_log())
+    assert launch.end()[1]["outcome"] == "Stopped"
+
+
 def test_stubborn_engine_is_killed_after_the_grace(launch: Launch) -> None:
     launch.tell(engine="stubborn", running="1")
     launch.start(stopGraceSeconds=1)
