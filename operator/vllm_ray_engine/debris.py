@@ -26,6 +26,8 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
+from vllm_ray_engine.output import say
+
 NAME = "vllm-ray-attempt-"
 """Starts the name of everything that this module makes or removes."""
 
@@ -57,24 +59,29 @@ def temporary_base() -> Path:
 def claim(instance_id: str) -> None:
     """Have this process, and what it starts, put temporary files and shared memory into the attempt's place.
 
-    May be called again. What earlier attempts left on this node is removed on the way. Raises OSError.
+    May be called again. What earlier attempts left on this node is removed on the way. Where it cannot be done (a full
+    or read-only file system), it is said, and things keep their usual places: that is no reason not to run.
 
     In a Ray worker Python's resource tracker is not needed then, and is kept from starting: it outlives its parent, and
     in a Ray pod nobody collects it, so that every engine that ends would leave a zombie.
     """
-    if _in_ray_worker():
-        resource_tracker.register = resource_tracker.unregister = lambda *_: None
     place, base = NAME + tag(instance_id), temporary_base()
     if len(os.fsencode(str(base / place))) + len("/") + 36 > _SOCKET_PATH_BYTES:
         base = Path("/tmp")  # noqa: S108  the one folder whose path is always short enough
-    sweep_all(base)
     folder = base / place
-    _hold(SHARED_MEMORY / f"{place}.{_LOCK}")
-    _hold(folder / _LOCK)
+    try:
+        sweep_all(base)
+        _hold(SHARED_MEMORY / f"{place}.{_LOCK}")
+        _hold(folder / _LOCK)
+    except OSError as error:
+        say(f"what this engine leaves when it is killed will not be cleaned up: {error}")
+        return
     # Compiled kernels are worth keeping from attempt to attempt; by default they lie in the temporary folder.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / f"torchinductor_{_user()}"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     _name_shared_memory(place)
+    if _in_ray_worker():
+        resource_tracker.register = resource_tracker.unregister = lambda *_: None
 
 
 def _in_ray_worker() -> bool:
