@@ -27,7 +27,7 @@ def use_launcher_group(original: Callable[..., Any], context: Context) -> Callab
         if not ray.is_initialized():
             # The namespace is ours by identity.default_namespace.
             ray.init(address="auto", runtime_env=getattr(parallel_config, "ray_runtime_env", None))
-        if context.group is not None:
+        if context.group is not None and parallel_config.placement_group is None:
             parallel_config.placement_group = wait_created(context.group)
         return original(parallel_config, *args, **kwargs)
 

@@ -115,7 +115,7 @@ PATCHES = (
         "placement group of the classic executor",
         ("vllm.v1.executor.ray_executor:initialize_ray_cluster",),
         placement.use_launcher_group,
-        "as above: it imported the function by name",
+        "it imports initialize_ray_cluster by name",
         until=_NO_CLASSIC,
     ),
     Patch(
@@ -144,7 +144,7 @@ PATCHES = (
         "job of the classic executor's workers",
         ("vllm.v1.executor.ray_executor:RayDistributedExecutor._init_executor",),
         teardown.remember_job,
-        "as above",
+        "handles must be known to belong to a Ray job",
         until=_NO_CLASSIC,
     ),
     Patch(
@@ -158,7 +158,7 @@ PATCHES = (
         "teardown of the classic executor",
         ("vllm.v1.executor.ray_executor:RayDistributedExecutor.shutdown",),
         teardown.spare_foreign("workers", "forward_dag"),
-        "as above",
+        "ray.kill on handles of another Ray job raises, and buries the engine's error",
         until=_NO_CLASSIC,
     ),
     Patch(

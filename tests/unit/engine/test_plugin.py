@@ -36,6 +36,14 @@ def test_engine_uses_the_launchers_group(ray: FakeRay, connected: bool) -> None:
     assert ray.inits == ([{}] if connected else [{"address": "auto", "runtime_env": "the environment"}])
 
 
+def test_a_group_that_the_config_holds_stays(ray: FakeRay) -> None:
+    """As that of a rank which the Ray backend made, or that of the actor in which the engine was made."""
+    ray.init()
+    config = SimpleNamespace(placement_group="group of rank 1")
+    placement.use_launcher_group(lambda _: None, CONTEXT)(config)
+    assert config.placement_group == "group of rank 1"
+
+
 def test_engine_waits_for_the_launchers_group_and_says_so(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     waits: list[float] = []
