@@ -133,6 +133,12 @@ PATCHES = (
         upstream=_ISSUE_TEARDOWN,
     ),
     Patch(
+        "exit of the workers",
+        ("vllm.v1.executor.ray_executor_v2:RayExecutorV2._init_executor",),
+        teardown.end_before_ray,
+        "at the interpreter's exit Ray ends under the executor's monitor thread, which crashes the process",
+    ),
+    Patch(
         "teardown of the workers",
         ("vllm.v1.executor.ray_executor_v2:RayExecutorV2.shutdown",),
         teardown.spare_foreign("ray_worker_handles"),
@@ -166,6 +172,12 @@ PATCHES = (
         ("vllm.v1.engine.utils:CoreEngineActorManager.__init__",),
         teardown.remember_job,
         "handles must be known to belong to a Ray job",
+    ),
+    Patch(
+        "exit of the engine cores",
+        ("vllm.v1.engine.utils:CoreEngineActorManager.__init__",),
+        teardown.end_before_ray,
+        "at the interpreter's exit Ray ends under the manager's monitor thread, which crashes the process",
     ),
     Patch(
         "each of the engine cores",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,21 @@ def test_teardown_in_another_cluster_whose_jobs_count_anew(ray: FakeRay, executo
     ray.runtime.get_node_id = lambda: "another node"
     made.shutdown()
     assert ray.killed == []
+
+
+def test_teardown_at_exit(monkeypatch: pytest.MonkeyPatch, ray: FakeRay, executor: Callable[..., Executor]) -> None:
+    hooks: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("atexit.register", lambda *hook: hooks.append(hook))
+    monkeypatch.setattr(Executor, "_init_executor", teardown.end_before_ray(Executor._init_executor, CONTEXT))
+    made, gone = executor(), executor()
+    made._init_executor()
+    gone._init_executor()
+    del gone
+    gc.collect()
+    ray.job = made._vllm_ray_engine_job[0]  # type: ignore[attr-defined]
+    for function, *arguments in hooks:
+        function(*arguments)
+    assert ray.killed == ["worker 0", "worker 1"]
 
 
 # The manager of engine cores.
