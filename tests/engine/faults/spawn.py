@@ -24,7 +24,7 @@ def _start(context: Any, target: Any, *arguments: Any) -> bool:
     """Run it in a process of its own; return whether it ended by itself."""
     process = context.Process(target=target, args=arguments)
     process.start()
-    process.join(30 if context.get_start_method() == "spawn" else 5)
+    process.join(60 if context.get_start_method() == "spawn" else 5)
     ended = process.exitcode is not None
     process.kill()
     process.join()
