@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from vllm_ray_engine.context import ENVIRONMENT_VARIABLE, Context
+
 from .conftest import _package
 from .ray_cluster import HEAD, RayCluster
 
@@ -77,8 +79,8 @@ class Scenarios:
         """Run it; unnamed: without vLLM's own naming of the ranks that Ray actors run."""
         output = self._folder / f"{secrets.token_hex(4)}.log"
         instance_id = instance_id or f"faults-{secrets.token_hex(4)}"
-        context = {"instance_id": instance_id, "namespace": instance_id, "group": None, "rank": arguments.get("rank")}
-        variables = {"VLLM_RAY_ENGINE_CONTEXT": json.dumps(context)} if plugin else {}
+        context = Context(instance_id, instance_id, rank=arguments.get("rank"))
+        variables = {ENVIRONMENT_VARIABLE: context.as_json()} if plugin else {}
         request = {
             "scenario": scenario, "output": str(output), "environment": variables, "unnamed": unnamed,
             "arguments": arguments,

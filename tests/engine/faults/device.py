@@ -133,7 +133,7 @@ def engine_config(**parallel: Any) -> Any:
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"} | parallel
     config = VllmConfig(parallel_config=ParallelConfig(**options))
     config.kv_transfer_config = KVTransferConfig(kv_connector="Connector", kv_role="kv_both", engine_id="fixed")
-    config.model_config = SimpleNamespace(is_moe=False)
+    config.model_config = SimpleNamespace(is_moe=False, runner_type="generate")
     config.parallel_config.data_parallel_master_ip = os.environ["VLLM_HOST_IP"]
     return config
 
