@@ -55,9 +55,10 @@ def run(cluster: RayCluster, name: str, content: bytes) -> tuple[str, str, list[
 
 
 def test_without_the_plugin_the_engine_core_does_not_find_its_cluster(cluster: RayCluster) -> None:
-    status, _log, workers = run(cluster, "_ray_pkg_0123456789abcdef.zip", without_plugin())
+    status, log, actors = run(cluster, "_ray_pkg_0123456789abcdef.zip", without_plugin())
     assert status == "FAILED"
-    assert [row["class_name"] for row in workers] == ["Engine"]
+    assert "KeyError: 'bundles'" in log, "the actor's group is unknown to the cluster that the engine core started"
+    assert "RayWorkerProc" not in {row["class_name"] for row in actors}
 
 
 def test_with_the_plugin_the_engine_uses_the_actors_cluster_and_group(cluster: RayCluster) -> None:
