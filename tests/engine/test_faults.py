@@ -74,16 +74,17 @@ class Scenarios:
         raise AssertionError("the scenarios' program ended")
 
     def __call__(
-        self, scenario: str, *, plugin: bool, instance_id: str = "", unnamed: bool = False, **arguments: Any
-    ) -> Outcome:
-        """Run it; unnamed: without vLLM's own naming of the ranks that Ray actors run."""
+        self, scenario: str, *, plugin: bool, instance_id: str = "", unnamed: bool = False, seconds: int = 90,
+        **arguments: Any,
+    ) -> Outcome:  # fmt: skip
+        """Run it, for so many seconds at most; unnamed: without vLLM's naming of the ranks that Ray actors run."""
         output = self._folder / f"{secrets.token_hex(4)}.log"
         instance_id = instance_id or f"faults-{secrets.token_hex(4)}"
         context = Context(instance_id, instance_id, rank=arguments.get("rank"))
         variables = {ENVIRONMENT_VARIABLE: context.as_json()} if plugin else {}
         request = {
             "scenario": scenario, "output": str(output), "environment": variables, "unnamed": unnamed,
-            "arguments": arguments,
+            "seconds": seconds, "arguments": arguments,
         }  # fmt: skip
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
@@ -166,9 +167,10 @@ def test_worker_dies(scenario: Scenarios, plugin: bool) -> None:
 @pair
 @pytest.mark.parametrize("reconnected", [False, True], ids=["own job", "older job"])
 def test_classic_executor(scenario: Scenarios, reconnected: bool, plugin: bool) -> None:
-    ended = scenario("teardown.classic_executor", plugin=plugin, reconnected=reconnected)
+    ended = scenario("teardown.classic_executor", plugin=plugin, reconnected=reconnected, seconds=20)
     assert (FOREIGN in ended.output) is (reconnected and not plugin)
-    assert ended.code == (1 if reconnected and not plugin else 0)
+    # Without: its __del__ tries again at the interpreter's end, connects once more, and hangs.
+    assert (ended.code == 0) is (plugin or not reconnected)
     assert ended.found.get("gone", True)
 
 
@@ -290,8 +292,9 @@ def test_forked_from_a_driver(scenario: Scenarios, plugin: bool) -> None:
     ended = scenario("spawn.forked_from_a_driver", plugin=plugin)
     found = ended.found
     assert found["method"] == ("spawn" if plugin else "fork")
-    assert found["ended"] is plugin, "a forked child hangs at its first call"
-    assert found.get("child_works", False) is plugin
+    # A forked child hangs, or fails, or takes its parent with it: SIGSEGV in the threads of Ray's client was seen.
+    works = (ended.code, found.get("ended"), found.get("child_works")) == (0, True, True)
+    assert works is plugin
     assert ("VLLM_WORKER_MULTIPROC_METHOD=fork is set to spawn" in ended.output) is plugin
 
 

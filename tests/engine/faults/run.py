@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -34,6 +35,7 @@ def run(request: dict[str, Any]) -> None:
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    signal.alarm(request["seconds"])  # a scenario may well hang, to its end as an interpreter
     os.environ.update(request["environment"])
     import device
     import ray.cloudpickle
