@@ -167,7 +167,7 @@ def test_worker_dies(scenario: Scenarios, plugin: bool) -> None:
 @pair
 @pytest.mark.parametrize("reconnected", [False, True], ids=["own job", "older job"])
 def test_classic_executor(scenario: Scenarios, reconnected: bool, plugin: bool) -> None:
-    ended = scenario("teardown.classic_executor", plugin=plugin, reconnected=reconnected, seconds=20)
+    ended = scenario("teardown.classic_executor", plugin=plugin, reconnected=reconnected, seconds=40)
     assert (FOREIGN in ended.output) is (reconnected and not plugin)
     # Without: its __del__ tries again at the interpreter's end, connects once more, and hangs.
     assert (ended.code == 0) is (plugin or not reconnected)
