@@ -74,7 +74,7 @@ class Scenarios:
         raise AssertionError("the scenarios' program ended")
 
     def __call__(
-        self, scenario: str, *, plugin: bool, instance_id: str = "", unnamed: bool = False, seconds: int = 90,
+        self, scenario: str, *, plugin: bool, instance_id: str = "", unnamed: bool = False, seconds: int = 180,
         **arguments: Any,
     ) -> Outcome:  # fmt: skip
         """Run it, for so many seconds at most; unnamed: without vLLM's naming of the ranks that Ray actors run."""
@@ -267,7 +267,10 @@ def test_ranks_in_processes(scenario: Scenarios, plugin: bool) -> None:
 
 
 def test_ranks_in_spawned_processes(scenario: Scenarios) -> None:
-    found = scenario("identity.ranks_in_processes", plugin=True, method="spawn", size=2, instance_id="chat-a7").found
+    ended = scenario(
+        "identity.ranks_in_processes", plugin=True, method="spawn", size=2, instance_id="chat-a7", seconds=240
+    )
+    found = ended.found
     assert (found["0"][:2], found["1"][:2]) == (["chat-a7_dp0"] * 2, ["chat-a7_dp1"] * 2)
 
 

@@ -15,7 +15,7 @@ def _driver(name: str) -> None:
     if not ray.is_initialized():
         ray.init()
     tell(**{name: ray.get_runtime_context().gcs_address})
-    assert ray.get(ray.remote(os.getppid).remote(), timeout=20)
+    assert ray.get(ray.remote(lambda: True).remote(), timeout=60)
     tell(**{f"{name}_works": True})
     ray.shutdown()
 
@@ -24,7 +24,7 @@ def _start(context: Any, target: Any, *arguments: Any) -> bool:
     """Run it in a process of its own; return whether it ended by itself."""
     process = context.Process(target=target, args=arguments)
     process.start()
-    process.join(60 if context.get_start_method() == "spawn" else 20)
+    process.join(120 if context.get_start_method() == "spawn" else 20)
     ended = process.exitcode is not None
     process.kill()
     process.join()
