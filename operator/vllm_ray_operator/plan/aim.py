@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus
 from vllm_ray_operator.plan.actions import Action
@@ -37,7 +38,12 @@ class Aim:
 
     def is_newest(self, revision: str) -> bool:
         """Whether an engine revision is what the user asks for by now. The same in other words is no change."""
-        return revision == self.engine.name or self.engines.get(revision) == self.engine.resolved
+        return revision in self._newest
+
+    @cached_property
+    def _newest(self) -> frozenset[str]:
+        same = (name for name, engine in self.engines.items() if engine == self.engine.resolved)
+        return frozenset({self.engine.name, *same})
 
     def is_outdated(self, attempt: Attempt) -> bool:
         """Whether the user asks for something else by now than what an attempt was started from."""
