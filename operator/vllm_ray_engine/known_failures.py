@@ -146,6 +146,11 @@ KNOWN = (
     ),
     _pattern(
         reasons.OUT_OF_MEMORY,
+        r"Free memory on device.*Still so after \d+ s, (held by .+)",  # device_memory.py
+        "the device did not get the free memory that the engine asks for: it is {0}",
+    ),
+    _pattern(
+        reasons.OUT_OF_MEMORY,
         r"Free memory on device.*less than desired GPU memory utilization",
         "the device has too little free memory at start: another process holds it, or --gpu-memory-utilization is too"
         " high",

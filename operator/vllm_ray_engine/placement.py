@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm_ray_engine import report
+from vllm_ray_engine import report, warm
 from vllm_ray_engine.context import Context, GroupRef
+from vllm_ray_engine.warm import Warming
 
 POLL_SECONDS = 0.05
 """Between two looks at a pending group: PlacementGroup.wait notices its creation up to a second late."""
@@ -26,9 +27,9 @@ def use_launcher_group(original: Callable[..., Any], context: Context) -> Callab
 
         if not ray.is_initialized():
             # The namespace is ours by identity.default_namespace.
-            ray.init(address="auto", runtime_env=getattr(parallel_config, "ray_runtime_env", None))
+            ray.init(address="auto", runtime_env=warm.hooked(getattr(parallel_config, "ray_runtime_env", None)))
         if context.group is not None and parallel_config.placement_group is None:
-            parallel_config.placement_group = wait_created(context.group)
+            parallel_config.placement_group = wait_created(context.group, Warming(parallel_config))
         return original(parallel_config, *args, **kwargs)
 
     return initialize_ray_cluster
@@ -46,7 +47,8 @@ def use_rank_groups(original: Callable[..., Any], context: Context) -> Callable[
             return original(*args, **kwargs)
         import ray
 
-        groups = [wait_created(ref) for ref in context.rank_groups]
+        warming = Warming(None)
+        groups = [wait_created(ref, warming) for ref in context.rank_groups]
         homes = [home(ray.util.placement_group_table(group)["bundles_to_node_id"]) for group in groups]
         order = by_node(homes, ray.get_runtime_context().get_node_id())
         local = [homes[: number + 1].count(homes[number]) - 1 for number in order]
@@ -55,15 +57,16 @@ def use_rank_groups(original: Callable[..., Any], context: Context) -> Callable[
     return create_dp_placement_groups
 
 
-def wait_created(ref: GroupRef) -> Any:
-    """Wait until the group is there and return Ray's handle of it, having told the launcher that only this is missing.
+def wait_created(ref: GroupRef, warming: Warming) -> Any:
+    """Wait until the group is there and return Ray's handle of it. While it is pending, the engine warms up.
 
-    Raises ValueError when no group has the name and none is to come, SystemExit when the group was removed.
+    Then the launcher is told that only the group is missing. Raises ValueError when no group has the name and none is
+    to come, SystemExit when the group was removed.
     """
     import ray
 
-    report.send(report.WAITING)
     group = None
+    told = False
     while True:
         try:
             group = group or ref.find()
@@ -74,9 +77,14 @@ def wait_created(ref: GroupRef) -> Any:
                 raise
             state = None
         if state == "CREATED":
+            warming.end()
             return group
         if state == "REMOVED":
             raise SystemExit(f"placement group {ref.name or ref.id} was removed: this attempt is over")
+        if state == "PENDING" and not told:
+            warming.begin()
+            if told := warming.ready():
+                report.send(report.WAITING)
         time.sleep(POLL_SECONDS)
 
 

@@ -18,6 +18,7 @@ from vllm_ray_engine import (
     config,
     context,
     debris,
+    device_memory,
     identity,
     placement,
     process_tree,
@@ -25,6 +26,7 @@ from vllm_ray_engine import (
     spawn,
     teardown,
     versions,
+    warm,
 )
 from vllm_ray_engine.context import Context
 from vllm_ray_engine.features import mentions
@@ -225,6 +227,19 @@ PATCHES = (
         spawn.force_spawn,
         "a process forked from one that is connected to Ray hangs; one spawned without address finds another cluster",
     ),
+    Patch(
+        "warm API server",
+        ("vllm.v1.engine.utils:wait_for_engine_startup",),
+        warm.while_it_waits,
+        "the API server imports much only when its engine core is ready, at the cost of a standby's hand-over",
+    ),
+    Patch(
+        "device memory",
+        # vllm.v1.worker.gpu_worker takes the name from here when it is imported, after the plugin was applied.
+        ("vllm.v1.worker.utils:request_memory",),
+        device_memory.wait_until_free,
+        "Ray gives accelerators away before the worker that had them has left the device, and this check fails",
+    ),
 )
 
 _APPLIED = "__vllm_ray_engine_patches__"
@@ -298,6 +313,7 @@ def register() -> None:
     if config.ENVIRONMENT_VARIABLE in os.environ:
         process_tree.die_with_spawner()
         debris.claim(owner.own_id)
+        warm.record()
     apply(PATCHES, owner, versions.release("vllm"))
     spawn.hand_on_cluster()
 

@@ -96,6 +96,8 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
         assert {row["state"] for row in standby.cluster.groups(standby.instance_id)} == {"PENDING"}
         print(f"MEASURED submission to Standby, two at once: {time.monotonic() - started:.1f} s")
     assert old.state()["health"]["ready"]
+    warm = waiting_workers(new)
+    assert len(warm) == 2, "its workers are there already, without accelerators"
 
     ranks.stop()
     assert ranks.wait_ended(30)["outcome"] == "Stopped"
@@ -111,6 +113,7 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
     state = new.wait_phase("Serving", START_SECONDS)
     print(f"MEASURED stop to the standby's Serving: {time.monotonic() - stopped:.1f} s")
     assert state["health"]["workersAlive"] == 2
+    assert {row["pid"] for row in new.cluster.actors(new.instance_id)} == warm, "its workers are those that waited"
     assert new.complete() == 200
     print(f"MEASURED stop to the standby's first completion: {time.monotonic() - stopped:.1f} s")
     assert old.wait_ended(30)["outcome"] == "Stopped"
@@ -125,6 +128,12 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
         assert request.result() == 200
         print(f"MEASURED stop to the end of the request in flight: {time.monotonic() - stopped:.1f} s")
     wait_gone(new)
+
+
+def waiting_workers(attempt: Attempt) -> set[int]:
+    """Return the Ray workers of an attempt that no actor has taken yet."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in attempt.processes()}
+    return {pid for pid, command in commands.items() if command.startswith("ray::IDLE")}
 
 
 def in_flight(attempt: Attempt) -> int | None:

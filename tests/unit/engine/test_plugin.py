@@ -15,6 +15,7 @@ from vllm_ray_engine.context import GroupRef
 from vllm_ray_engine.features import mentions
 from vllm_ray_engine.plugin import Patch
 from vllm_ray_engine.reasons import UnsupportedVersion
+from vllm_ray_engine.warm import Warming
 
 from .conftest import configure
 from .fake_ray import FakeRay
@@ -55,21 +56,47 @@ def test_engine_waits_for_the_launchers_group_and_says_so(ray: FakeRay, monkeypa
     monkeypatch.setattr("vllm_ray_engine.report.send", sent.append)
     monkeypatch.setattr("time.sleep", sleep)
     ray.group_state = "not made yet"
-    assert placement.wait_created(GroupRef(name=BASE, awaited=True)) == f"group {BASE}"
+    assert placement.wait_created(GroupRef(name=BASE, awaited=True), Warming(None)) == f"group {BASE}"
     assert sent == ["waiting"]
     assert waits == [placement.POLL_SECONDS] * 4
+
+
+def test_engine_warms_up_while_it_waits_and_says_so_when_it_is_warm(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Slow(Warming):
+        def begin(self) -> None:
+            events.append("begin")
+
+        def ready(self) -> bool:
+            return events.count("begin") == 2
+
+        def end(self) -> None:
+            events.append("end")
+
+    def sleep(_: float) -> None:
+        events.append("sleep")
+        ray.group_state = "CREATED" if events.count("sleep") == 4 else "PENDING"
+
+    monkeypatch.setattr("vllm_ray_engine.report.send", events.append)
+    monkeypatch.setattr("time.sleep", sleep)
+    ray.group_state = "not made yet"
+    placement.wait_created(GroupRef(name=BASE, awaited=True), Slow(None))
+    assert events == ["sleep", "begin", "sleep", "begin", "waiting", "sleep", "sleep", "end"]
 
 
 def test_group_that_is_not_to_come(ray: FakeRay) -> None:
     ray.group_state = "not made yet"
     with pytest.raises(ValueError, match="Failed to look up"):
-        placement.wait_created(GroupRef(name=BASE))
+        placement.wait_created(GroupRef(name=BASE), Warming(None))
 
 
 def test_engine_ends_when_the_group_is_taken_back(ray: FakeRay) -> None:
     ray.group_state = "REMOVED"
     with pytest.raises(SystemExit, match=f"{BASE} was removed"):
-        placement.wait_created(GroupRef(name=BASE, awaited=True))
+        placement.wait_created(GroupRef(name=BASE, awaited=True), Warming(None))
 
 
 def test_ranks_get_the_launchers_groups_by_node(ray: FakeRay) -> None:

@@ -55,6 +55,13 @@ FAILURES: dict[str, tuple[str, str, str, str]] = {
         "another process holds it",
         "vllm-project/vllm#20305",
     ),
+    "device that an older worker does not leave": (
+        f"{WORKER}ValueError: Free memory on device cuda:0 (3.22/79.1 GiB) on startup is less than desired GPU memory"
+        " utilization (0.9, 71.2 GiB). Still so after 60 s, held by process 4242 (RayWorkerProc.run, 71.0 GiB)",
+        reasons.OUT_OF_MEMORY,
+        "it is held by process 4242 (RayWorkerProc.run, 71.0 GiB)",
+        "vllm-project/vllm#20305",
+    ),
     "too little node memory on CPU": (
         f"{WORKER}ValueError: Available memory on node 0 (7.57/8.96 GiB) on startup is less than desired CPU memory"
         " utilization (0.92, 8.25 GiB)",
