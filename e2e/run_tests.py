@@ -1,6 +1,6 @@
 """Brings up what a tier of tests needs, runs it, and takes down what it brought up.
 
-python -m e2e.run_tests integration|engine|e2e|bench|kill-campaign|helm-lint [-- PYTEST ARGUMENTS]
+python -m e2e.run_tests integration|engine|e2e|bench|kill-campaign|bench-handover|helm-lint [-- PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def main() -> int:
         "e2e": e2e,
         "bench": bench,
         "kill-campaign": kill_campaign,
+        "bench-handover": bench_handover,
         "helm-lint": helm_lint,
     }
     parser = argparse.ArgumentParser(
@@ -54,14 +55,20 @@ def integration(rest: Sequence[str]) -> int:
 
 def engine(rest: Sequence[str]) -> int:
     """Run real vLLM on real Ray inside the engine image, in a network of its own that has only a loopback."""
-    environment.prepare()
-    environment.build_images("engine-cpu")
-    inside = [sys.executable, "-m", "e2e.images", "run", "engine-cpu", "--tests", "--"]
-    subprocess.run([*inside, "python3", "-m", "pytest", "--version"], cwd=ROOT, check=True)  # installs what is missing
+    inside = engine_image()
     flags = ["-p", "no:cacheprovider", "-m", "engine", "-v", "tests/engine"]
     command = [*ALONE, *inside, "python3", "-m", "pytest", *flags, *rest]
     say("pytest tests/engine, inside the engine image")
     return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def engine_image() -> list[str]:
+    """Prepare the engine image; returns the command that runs another inside it, with the repository and pytest."""
+    environment.prepare()
+    environment.build_images("engine-cpu")
+    inside = [sys.executable, "-m", "e2e.images", "run", "engine-cpu", "--tests", "--"]
+    subprocess.run([*inside, "python3", "-m", "pytest", "--version"], cwd=ROOT, check=True)  # installs what is missing
+    return inside
 
 
 def e2e(rest: Sequence[str]) -> int:
@@ -95,10 +102,7 @@ def bench(rest: Sequence[str]) -> int:
 
 def kill_campaign(rest: Sequence[str]) -> int:
     """Kill every process of an engine at every moment (or at the phases given), and write docs/ownership.md."""
-    environment.prepare()
-    environment.build_images("engine-cpu")
-    inside = [sys.executable, "-m", "e2e.images", "run", "engine-cpu", "--tests", "--"]
-    command = [*ALONE, *inside, "python3", "-m", "tests.engine.kill_campaign", *rest]
+    command = [*ALONE, *engine_image(), "python3", "-m", "tests.engine.kill_campaign", *rest]
     cells, facts = [], ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None  # noqa: S101  for the type checker
@@ -112,6 +116,14 @@ def kill_campaign(rest: Sequence[str]) -> int:
     report = ROOT / "docs" / "ownership.md"
     report.write_text(kill_report.update(report.read_text() if report.exists() else "", facts, cells))
     return process.returncode
+
+
+def bench_handover(rest: Sequence[str]) -> int:
+    """Measure hand-overs with real vLLM on real Ray, inside the engine image, and write them down outside of it."""
+    command = [*ALONE, *engine_image(), "python3", "bench/handover.py", *rest]
+    measured = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    write = [sys.executable, "bench/handover_report.py"]
+    return subprocess.run(write, cwd=ROOT, input=measured, check=False).returncode
 
 
 def helm_lint(_rest: Sequence[str]) -> int:
