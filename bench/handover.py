@@ -28,7 +28,8 @@ sys.path[:0] = [str(ROOT / "operator"), str(ROOT)]
 
 from tests.engine.conftest import Attempt, Attempts  # noqa: E402
 from tests.engine.ray_cluster import HEAD, RayCluster, get, wait_for  # noqa: E402
-from vllm_ray_engine import imports, versions  # noqa: E402
+from vllm_ray_engine import versions  # noqa: E402
+from vllm_ray_engine.standby import imports  # noqa: E402
 
 START_SECONDS = 300
 Result = dict[str, Any]

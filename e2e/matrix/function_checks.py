@@ -30,7 +30,7 @@ import ray
 
 from tests.engine.ray_cluster import HEAD, wait_for
 from vllm_ray_engine import plugin, versions
-from vllm_ray_engine.context import Context, GroupRef
+from vllm_ray_engine.patches.context import Context, GroupRef
 
 BASE = "matrix-a1"
 CONTEXT = Context(BASE, BASE, GroupRef(name=BASE))

@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vllm_ray_engine import checks, config, facts, nodes, plugin, reasons, root_cause, versions
-from vllm_ray_engine.checks import ERROR, OK, WARNING, Finding
+from vllm_ray_engine import config, plugin, reasons, versions
 from vllm_ray_engine.config import ConfigError, EngineConfig
-from vllm_ray_engine.facts import Wanted
+from vllm_ray_engine.diagnosis import checks, facts, nodes, root_cause
+from vllm_ray_engine.diagnosis.checks import ERROR, OK, WARNING, Finding
+from vllm_ray_engine.diagnosis.facts import Wanted
 from vllm_ray_engine.reasons import EngineFailure, UnsupportedVersion
 
 _MARKS = {OK: "ok     ", WARNING: "warning", ERROR: "error  "}

@@ -15,8 +15,10 @@ import sys
 from typing import NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import debris, memory, process_tree, reasons
+from vllm_ray_engine import reasons
 from vllm_ray_engine.config import ConfigError
+from vllm_ray_engine.launcher import memory
+from vllm_ray_engine.processes import debris, process_tree
 from vllm_ray_engine.reasons import Cause
 
 LAUNCHER = [sys.executable, "-m", "vllm_ray_engine.launch"]
@@ -59,8 +61,8 @@ def watch(command: list[str], supervisor: int) -> int:
 
 def _tell(number: signal.Signals, *, out_of_memory: bool) -> None:
     """Write the result line, which a launcher that was killed could not."""
-    from vllm_ray_engine.engine import POD_OUT_OF_MEMORY  # only now: a guard that waits stays small
     from vllm_ray_engine.launch import print_result
+    from vllm_ray_engine.launcher.engine import POD_OUT_OF_MEMORY  # only now: a guard that waits stays small
 
     if out_of_memory and number == signal.SIGKILL:
         print_result(Cause(reasons.OUT_OF_MEMORY, f"the launcher process was killed: {POD_OUT_OF_MEMORY}"))

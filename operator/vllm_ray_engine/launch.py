@@ -21,12 +21,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from vllm_ray_engine import config as engine_config
-from vllm_ray_engine import debris, doctor, health, lost_worker, process_tree, reasons, report, root_cause, state
-from vllm_ray_engine.cluster import CREATED, Cluster
+from vllm_ray_engine import doctor, reasons, report
 from vllm_ray_engine.config import ConfigError, EngineConfig
-from vllm_ray_engine.control import ControlServer, ray_token
-from vllm_ray_engine.engine import EngineProcess
-from vllm_ray_engine.output import say
+from vllm_ray_engine.diagnosis import root_cause
+from vllm_ray_engine.launcher import health, lost_worker, state
+from vllm_ray_engine.launcher.cluster import CREATED, Cluster
+from vllm_ray_engine.launcher.control import ControlServer, ray_token
+from vllm_ray_engine.launcher.engine import EngineProcess
+from vllm_ray_engine.launcher.output import say
+from vllm_ray_engine.processes import debris, process_tree
 from vllm_ray_engine.reasons import Cause, EngineFailure
 
 RESULT_MARK = "VLLM_RAY_ENGINE_RESULT "

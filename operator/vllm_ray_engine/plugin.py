@@ -14,23 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_ray_engine import (
-    config,
-    context,
-    debris,
-    device_memory,
-    identity,
-    placement,
-    process_tree,
-    signals,
-    spawn,
-    teardown,
-    versions,
-    warm,
-)
-from vllm_ray_engine.context import Context
-from vllm_ray_engine.features import mentions
+from vllm_ray_engine import config, versions
+from vllm_ray_engine.patches import context, device_memory, identity, placement, spawn, teardown
+from vllm_ray_engine.patches.context import Context
+from vllm_ray_engine.patches.features import mentions
+from vllm_ray_engine.processes import debris, process_tree, signals
 from vllm_ray_engine.reasons import UnsupportedVersion
+from vllm_ray_engine.standby import warm
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Context], Function]

@@ -12,8 +12,9 @@ import sys
 from argparse import Namespace
 from typing import Any, cast
 
-from vllm_ray_engine import arguments, debris, process_tree
+from vllm_ray_engine import arguments
 from vllm_ray_engine.config import EngineConfig, from_environment
+from vllm_ray_engine.processes import debris, process_tree
 from vllm_ray_engine.reasons import EngineFailure
 
 REFUSAL_MARK = "VLLM_RAY_ENGINE_REFUSED "

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [path for path in [str(ROOT / "operator")] if path not in sys.path]
 
-from vllm_ray_engine.control import bearer  # noqa: E402
+from vllm_ray_engine.launcher.control import bearer  # noqa: E402
 
 from .ray_cluster import DRIVER, HEAD, SLOT, RayCluster, free_port, get, processes, wait_for  # noqa: E402
 

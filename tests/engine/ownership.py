@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_ray_engine import debris
+from vllm_ray_engine.processes import debris
 
 from .conftest import Attempt, Attempts
 from .ray_cluster import HEAD, RayCluster, free_port, get, kill, processes, wait_for

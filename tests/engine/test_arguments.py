@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import root_cause
+from vllm_ray_engine.diagnosis import root_cause
 
 from .conftest import ROOT
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import reasons, root_cause
+from vllm_ray_engine import reasons
+from vllm_ray_engine.diagnosis import root_cause
 
 from .conftest import MODEL
 from .ray_cluster import HEAD, RayCluster, free_port

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine.context import ENVIRONMENT_VARIABLE, Context
+from vllm_ray_engine.patches.context import ENVIRONMENT_VARIABLE, Context
 
 from .conftest import _package
 from .ray_cluster import HEAD, RayCluster

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from vllm_ray_engine.config import parse
-from vllm_ray_engine.health import requests_in_flight
+from vllm_ray_engine.launcher.health import requests_in_flight
 
 from .conftest import MODEL, Attempt, Attempts
 from .ray_cluster import HEAD, SLOT, WORKER, free_port, get, wait_for

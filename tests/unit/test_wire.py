@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import config, control, launch, packing
+from vllm_ray_engine import config, launch
+from vllm_ray_engine.launcher import control, packing
+from vllm_ray_engine.launcher.state import State
 from vllm_ray_engine.reasons import OUT_OF_MEMORY, Cause
-from vllm_ray_engine.state import State
 from vllm_ray_operator.api.spec import VLLMDeploymentSpec
 from vllm_ray_operator.api.status import Attempt, ContainerRef, Session, VLLMDeploymentStatus
 from vllm_ray_operator.clients.engine import control_token

@@ -68,7 +68,7 @@ def _use_group(name: str, group_id: str, namespace: str) -> None:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from vllm_ray_engine.context import GroupRef
+    from vllm_ray_engine.patches.context import GroupRef
 
     ray.init(namespace=namespace, log_to_driver=False)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import debris
 from vllm_ray_engine.config import EngineConfig, parse
-from vllm_ray_engine.control import bearer
+from vllm_ray_engine.launcher.control import bearer
+from vllm_ray_engine.processes import debris
 
 from .fake_ray import FakeRay
 
@@ -109,7 +109,8 @@ class Launch:
         """
         config = DATA | {"port": self.port, "controlPort": int(self.control.rpartition(":")[2])} | changes
         script = f"""if True:
-            from vllm_ray_engine import cluster, health, launch, plugin
+            from vllm_ray_engine import launch, plugin
+            from vllm_ray_engine.launcher import cluster, health
             plugin.PATCHES = ()  # the stand-in for vLLM has none of its internals
             health.HUNG_SECONDS, health.PROBE_TIMEOUT_SECONDS = {silence}, 0.5
             cluster.POLL_ACTORS_SECONDS = launch.HEALTH_SECONDS = 0.1

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import context
 from vllm_ray_engine.config import ENVIRONMENT_VARIABLE, ConfigError
-from vllm_ray_engine.context import Context, GroupRef
+from vllm_ray_engine.patches import context
+from vllm_ray_engine.patches.context import Context, GroupRef
 
 from .conftest import DATA, configure
 from .fake_ray import FakeRay

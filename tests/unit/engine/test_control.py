@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ray_engine import control
-from vllm_ray_engine.control import ControlServer, bearer, ray_token
-from vllm_ray_engine.state import State
+from vllm_ray_engine.launcher import control
+from vllm_ray_engine.launcher.control import ControlServer, bearer, ray_token
+from vllm_ray_engine.launcher.state import State
 
 from .conftest import DATA, TOKEN, configure, free_port, get
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ray_engine import debris
+from vllm_ray_engine.processes import debris
 
 from .conftest import OPERATOR, wait_for
 
@@ -26,7 +26,7 @@ OURS = f"test-{os.getpid()}-"
 OWNER = """
 import multiprocessing, os, sys, tempfile, time
 from multiprocessing import resource_tracker, shared_memory
-from vllm_ray_engine import debris
+from vllm_ray_engine.processes import debris
 debris.claim(sys.argv[1])
 resource_tracker.register = lambda *_: None  # a tracker would clean up after us
 segment = shared_memory.SharedMemory(create=True, size=4096)
@@ -165,7 +165,7 @@ sys.modules["ray"] = types.SimpleNamespace(
     is_initialized=lambda: True, WORKER_MODE=int(sys.argv[2]),
     get_runtime_context=lambda: types.SimpleNamespace(worker=worker),
 )
-from vllm_ray_engine import debris
+from vllm_ray_engine.processes import debris
 debris.claim(sys.argv[1])
 segment = shared_memory.SharedMemory(create=True, size=64)
 print(len(Path("/proc/thread-self/children").read_text().split()))

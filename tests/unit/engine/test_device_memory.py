@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import device_memory, reasons, root_cause
+from vllm_ray_engine import reasons
+from vllm_ray_engine.diagnosis import root_cause
+from vllm_ray_engine.patches import device_memory
 
 TOTAL = 80 * 2**30
 NEEDED = 72 * 2**30

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import checks, config, doctor, facts, nodes, plugin, reasons, versions
-from vllm_ray_engine.checks import ERROR, OK, WARNING, Check
-from vllm_ray_engine.facts import Facts, Folder, Wanted
-from vllm_ray_engine.model_files import ModelFiles
-from vllm_ray_engine.nodes import Node
+from vllm_ray_engine import config, doctor, plugin, reasons, versions
+from vllm_ray_engine.diagnosis import checks, facts, nodes
+from vllm_ray_engine.diagnosis.checks import ERROR, OK, WARNING, Check
+from vllm_ray_engine.diagnosis.facts import Facts, Folder, Wanted
+from vllm_ray_engine.diagnosis.model_files import ModelFiles
+from vllm_ray_engine.diagnosis.nodes import Node
 from vllm_ray_engine.reasons import EngineFailure
 
 from .conftest import DATA, configure

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ray_engine import facts, model_files, plugin, sources
-from vllm_ray_engine.facts import Wanted
+from vllm_ray_engine import plugin
+from vllm_ray_engine.diagnosis import facts, model_files, sources
+from vllm_ray_engine.diagnosis.facts import Wanted
 
 from .conftest import free_port
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import context, identity
-from vllm_ray_engine.context import Context
-from vllm_ray_engine.features import mentions
+from vllm_ray_engine.patches import context, identity
+from vllm_ray_engine.patches.context import Context
+from vllm_ray_engine.patches.features import mentions
 
 from .conftest import configure
 

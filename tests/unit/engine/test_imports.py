@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import imports
-from vllm_ray_engine.imports import Imports
+from vllm_ray_engine.standby import imports
+from vllm_ray_engine.standby.imports import Imports
 
 
 @pytest.fixture
@@ -51,6 +51,14 @@ def test_what_is_kept_is_read_again(folder: Path) -> None:
 def test_other_versions_or_sources_have_other_lists(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep("a")
     monkeypatch.setattr("vllm_ray_engine.versions.installed", {"vllm": "0.33.0", "ray": "2.60.0"}.get)
+    assert imports.load("worker") == Imports()
+
+
+def test_any_source_of_the_package_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {path.name for path in imports._sources()}
+    assert {"launch.py", "packing.py", "warm.py", "teardown.py"} <= names
+    keep("a")
+    monkeypatch.setattr(imports, "_sources", lambda: iter([Path(__file__)]))
     assert imports.load("worker") == Imports()
 
 

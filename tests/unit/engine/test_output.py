@@ -4,8 +4,8 @@ import io
 import os
 import time
 
-from vllm_ray_engine import output
-from vllm_ray_engine.output import EngineOutput
+from vllm_ray_engine.launcher import output
+from vllm_ray_engine.launcher.output import EngineOutput
 
 
 class Pipe:

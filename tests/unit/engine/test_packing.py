@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import packing
-from vllm_ray_engine.cluster import landed, owned_actors
-from vllm_ray_engine.placement import by_node
+from vllm_ray_engine.launcher import packing
+from vllm_ray_engine.launcher.cluster import landed, owned_actors
+from vllm_ray_engine.patches.placement import by_node
 
 from .conftest import DATA, configure
 

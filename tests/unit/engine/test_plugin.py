@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import context, placement, plugin, spawn
+from vllm_ray_engine import plugin
 from vllm_ray_engine.config import ENVIRONMENT_VARIABLE
-from vllm_ray_engine.context import GroupRef
-from vllm_ray_engine.features import mentions
+from vllm_ray_engine.patches import context, placement, spawn
+from vllm_ray_engine.patches.context import GroupRef
+from vllm_ray_engine.patches.features import mentions
 from vllm_ray_engine.plugin import Patch
 from vllm_ray_engine.reasons import UnsupportedVersion
-from vllm_ray_engine.warm import Warming
+from vllm_ray_engine.standby.warm import Warming
 
 from .conftest import configure
 from .fake_ray import FakeRay

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import prestart
-from vllm_ray_engine.prestart import Node, choose, merged_environment
+from vllm_ray_engine.standby import prestart
+from vllm_ray_engine.standby.prestart import Node, choose, merged_environment
 
 ACTOR = {"GPU": 1.0, "vd-slot-0": 1.0}
 

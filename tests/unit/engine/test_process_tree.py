@@ -28,7 +28,7 @@ def alive(pid: int) -> bool:
 # Prints the ids of a child and a grandchild; both ignore SIGTERM, and the child ends, so the grandchild is an orphan.
 FAMILY = """
 import os, signal, subprocess, sys, time
-from vllm_ray_engine import process_tree
+from vllm_ray_engine.processes import process_tree
 process_tree.become_subreaper()
 code = '''
 import signal, subprocess, sys
@@ -56,7 +56,7 @@ def test_orphans_come_to_the_subreaper_and_are_ended() -> None:
 
 def test_child_dies_with_its_parent() -> None:
     child = (
-        "import os, sys, time; from vllm_ray_engine import process_tree; "
+        "import os, sys, time; from vllm_ray_engine.processes import process_tree; "
         "process_tree.die_with_parent(int(sys.argv[1]));"
         "print('bound', flush=True); time.sleep(600)"
     )
@@ -76,7 +76,7 @@ time.sleep(600)
 
 
 def test_child_whose_parent_is_gone_already_exits() -> None:
-    code = "from vllm_ray_engine import process_tree; process_tree.die_with_parent(1); print('alive')"
+    code = "from vllm_ray_engine.processes import process_tree; process_tree.die_with_parent(1); print('alive')"
     with start(code) as process:
         output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (1, "")
@@ -85,7 +85,7 @@ def test_child_whose_parent_is_gone_already_exits() -> None:
 def test_reap_tells_exit_codes_and_signals() -> None:
     code = """
 import os, signal, subprocess, sys, time
-from vllm_ray_engine import process_tree
+from vllm_ray_engine.processes import process_tree
 first = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
 second = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 second.kill()
@@ -104,7 +104,7 @@ print(seen[first.pid], seen[second.pid], process_tree.reap())
 # Has multiprocessing start a process that binds itself to this one, from a thread that ends or from the main thread.
 SPAWNER = """
 import multiprocessing, os, sys, threading, time
-from vllm_ray_engine import process_tree
+from vllm_ray_engine.processes import process_tree
 
 def child(pipe):
     process_tree.die_with_spawner()
@@ -149,6 +149,8 @@ def test_spawned_process_lives_as_long_as_its_spawner(method: str, thread: str, 
 
 
 def test_process_that_nobody_spawned_is_bound_to_nobody() -> None:
-    with start("from vllm_ray_engine import process_tree; process_tree.die_with_spawner(); print('alive')") as process:
+    with start(
+        "from vllm_ray_engine.processes import process_tree; process_tree.die_with_spawner(); print('alive')"
+    ) as process:
         output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, "alive\n")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ray_engine import log_lines, reasons, root_cause
-from vllm_ray_engine.known_failures import CONSEQUENCES, KNOWN, SILENT, Pattern
+from vllm_ray_engine import reasons
+from vllm_ray_engine.diagnosis import log_lines, root_cause
+from vllm_ray_engine.diagnosis.known_failures import CONSEQUENCES, KNOWN, SILENT, Pattern
 from vllm_ray_engine.reasons import Cause
 
 CORE = "(EngineCore pid=300) ERROR 11-30 08:00:00 [core.py:1510] "

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import context, signals
+from vllm_ray_engine.patches import context
+from vllm_ray_engine.processes import signals
 
 from .conftest import configure
 

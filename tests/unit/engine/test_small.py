@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import health, lost_worker, memory, reasons, versions
-from vllm_ray_engine.health import Probe, judge
+from vllm_ray_engine import reasons, versions
+from vllm_ray_engine.launcher import health, lost_worker, memory
+from vllm_ray_engine.launcher.health import Probe, judge
 from vllm_ray_engine.reasons import Cause, UnsupportedVersion
 
 from .conftest import configure, free_port

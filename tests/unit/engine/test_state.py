@@ -3,9 +3,9 @@ from __future__ import annotations
 import threading
 import time
 
-from vllm_ray_engine import state as phases
+from vllm_ray_engine.launcher import state as phases
+from vllm_ray_engine.launcher.state import State
 from vllm_ray_engine.reasons import WORKER_DIED, Cause
-from vllm_ray_engine.state import State
 
 from .conftest import configure
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import context, teardown
+from vllm_ray_engine.patches import context, teardown
 
 from .conftest import configure
 from .fake_ray import FakeRay

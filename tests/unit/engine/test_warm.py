@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from vllm_ray_engine import config, imports, prestart, warm
-from vllm_ray_engine.warm import Warming
+from vllm_ray_engine import config
+from vllm_ray_engine.standby import imports, prestart, warm
+from vllm_ray_engine.standby.warm import Warming
 
 from .conftest import DATA
 
@@ -118,7 +119,7 @@ def test_only_a_standby_is_warmed(world: World) -> None:
     assert warm.hooked({"a": 1}) == {"a": 1}
     world.attempt(standby=True)
     assert warm.wanted() is not None
-    assert warm.hooked(None) == {"worker_process_setup_hook": "vllm_ray_engine.warm.worker"}
+    assert warm.hooked(None) == {"worker_process_setup_hook": "vllm_ray_engine.standby.warm.worker"}
     assert warm.hooked({"worker_process_setup_hook": "theirs"}) == {"worker_process_setup_hook": "theirs"}
     world.monkeypatch.setenv(warm.SWITCH, "0")
     assert warm.wanted() is None

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm_ray_engine import context, placement
+from vllm_ray_engine.patches import context, placement
 
 WORLD = Path(os.environ["FAKE_WORLD"])
 # A child that outlives its parent and ignores SIGTERM, as an engine core can.

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from vllm_ray_engine import debris, versions
+import vllm_ray_engine
+from vllm_ray_engine import versions
+from vllm_ray_engine.processes import debris
 
 RECORD_SECONDS = 10.0
 """Between two looks at what has been imported since."""
@@ -81,13 +83,18 @@ def _open_private(path: Path) -> int | None:
     return None
 
 
+def _sources() -> Iterator[Path]:
+    """Yield the sources of the engine package."""
+    return Path(str(vllm_ray_engine.__file__)).parent.rglob("*.py")
+
+
 def _file_name(kind: str) -> str:
     """Return the name of a list: it tells the versions, and the sources of this package, by their digest."""
     digest = hashlib.sha256()
     for package in ("vllm", "ray"):
         digest.update(f"{package} {versions.installed(package)}\n".encode())
     digest.update(f"{platform.python_version()} {sys.prefix}\n".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(_sources()):
         digest.update(source.read_bytes())
     return f"{kind}-{digest.hexdigest()[:16]}.json"
 

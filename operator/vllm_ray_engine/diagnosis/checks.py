@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_ray_engine import reasons, versions
-from vllm_ray_engine.facts import Facts
+from vllm_ray_engine.diagnosis.facts import Facts
 from vllm_ray_engine.reasons import UnsupportedVersion
 
 OK = "ok"

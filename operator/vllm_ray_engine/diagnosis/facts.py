@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_ray_engine import model_files, plugin, sources, versions
-from vllm_ray_engine.model_files import ModelFiles
+from vllm_ray_engine import plugin, versions
+from vllm_ray_engine.diagnosis import model_files, sources
+from vllm_ray_engine.diagnosis.model_files import ModelFiles
 from vllm_ray_engine.reasons import UnsupportedVersion
 
 COPIED = ("VLLM_", "HF_", "HUGGING_FACE_", "NCCL_", "UCX_", "GLOO_", "TORCH", "FLASH_ATTENTION_", "LMCACHE_", "TRITON_")

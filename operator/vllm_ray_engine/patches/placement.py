@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm_ray_engine import report, warm
-from vllm_ray_engine.context import Context, GroupRef
-from vllm_ray_engine.warm import Warming
+from vllm_ray_engine import report
+from vllm_ray_engine.patches.context import Context, GroupRef
+from vllm_ray_engine.standby import warm
+from vllm_ray_engine.standby.warm import Warming
 
 POLL_SECONDS = 0.05
 """Between two looks at a pending group: PlacementGroup.wait notices its creation up to a second late."""

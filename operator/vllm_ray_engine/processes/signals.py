@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ray_engine.context import Context
+from vllm_ray_engine.patches.context import Context
 
 
 def keep_sigterm(original: Callable[..., Any], _context: Context) -> Callable[..., Any]:

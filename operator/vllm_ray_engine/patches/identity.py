@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_ray_engine.context import Context
+from vllm_ray_engine.patches.context import Context
 
 
 def set_instance_id(original: Callable[..., None], context: Context) -> Callable[..., None]:

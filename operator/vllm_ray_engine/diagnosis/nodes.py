@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_ray_engine import facts, reasons
-from vllm_ray_engine.checks import ERROR, OK, WARNING, Finding
-from vllm_ray_engine.facts import Facts, Wanted
+from vllm_ray_engine import reasons
+from vllm_ray_engine.diagnosis import facts
+from vllm_ray_engine.diagnosis.checks import ERROR, OK, WARNING, Finding
+from vllm_ray_engine.diagnosis.facts import Facts, Wanted
 
 TASK_SECONDS = 60.0
 """How long a node may take to start a worker process and answer."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from vllm_ray_engine import log_lines, reasons
-from vllm_ray_engine.known_failures import CONSEQUENCES, KNOWN, SILENT, Pattern
+from vllm_ray_engine import reasons
+from vllm_ray_engine.diagnosis import log_lines
+from vllm_ray_engine.diagnosis.known_failures import CONSEQUENCES, KNOWN, SILENT, Pattern
 from vllm_ray_engine.reasons import Cause
 
 MAX_TEXT = 600

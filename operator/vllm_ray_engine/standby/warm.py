@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_ray_engine import config, imports, prestart
+from vllm_ray_engine import config
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.output import say
+from vllm_ray_engine.launcher.output import say
+from vllm_ray_engine.standby import imports, prestart
 
-HOOK = "vllm_ray_engine.warm.worker"
+HOOK = "vllm_ray_engine.standby.warm.worker"
 """The set-up hook's name, as Ray imports it."""
 
 SWITCH = "VLLM_RAY_WARM_STANDBY"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ray_engine.context import Context
+from vllm_ray_engine.patches.context import Context
 
 log = logging.getLogger("vllm.vllm_ray_engine")
 

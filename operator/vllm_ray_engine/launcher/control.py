@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.state import State
+from vllm_ray_engine.launcher.state import State
 
 MAX_WAIT_SECONDS = 60.0
 MAX_CONNECTIONS = 32

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from vllm_ray_engine.context import Context
+from vllm_ray_engine.patches.context import Context
 
 Function = Callable[..., Any]
 

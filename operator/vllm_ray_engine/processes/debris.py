@@ -26,7 +26,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from vllm_ray_engine.output import say
+from vllm_ray_engine.launcher.output import say
 
 NAME = "vllm-ray-attempt-"
 """Starts the name of everything that this module makes or removes."""

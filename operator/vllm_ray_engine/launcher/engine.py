@@ -8,8 +8,11 @@ import signal
 import subprocess
 import sys
 
-from vllm_ray_engine import memory, process_tree, reasons, report, root_cause, serve, versions
-from vllm_ray_engine.output import EngineOutput, say
+from vllm_ray_engine import reasons, report, serve, versions
+from vllm_ray_engine.diagnosis import root_cause
+from vllm_ray_engine.launcher import memory
+from vllm_ray_engine.launcher.output import EngineOutput, say
+from vllm_ray_engine.processes import process_tree
 from vllm_ray_engine.reasons import Cause, EngineFailure
 
 LAST_OUTPUT_SECONDS = 0.5

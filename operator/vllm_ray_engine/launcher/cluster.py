@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_ray_engine import packing
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.placement import by_node, home
+from vllm_ray_engine.launcher import packing
+from vllm_ray_engine.patches.placement import by_node, home
 
 PENDING = "PENDING"
 CREATED = "CREATED"
