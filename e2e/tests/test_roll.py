@@ -1,0 +1,139 @@
+"""A change of the engine goes from replica to replica under load: with standbys, in the same pods, unnoticed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from e2e.demo import EXAMPLE
+from e2e.kube import Kube
+from e2e.serving import describe, is_ready, served_name, wait_ready
+from e2e.waiting import say, wait_for
+
+NAME = "roll"
+CLIENTS = 2
+
+# Runs in the head pod. Every request is a connection of its own, as from clients that come and go.
+_LOAD = """
+import json, os, sys, threading, time, urllib.request
+url, model, stop = sys.argv[1] + "/completions", sys.argv[2], sys.argv[3]
+body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 8, "temperature": 0}).encode()
+served, failed, slowest, lock = 0, [], 0.0, threading.Lock()
+def client():
+    global served, slowest
+    while not os.path.exists(stop):
+        start = time.time()
+        try:
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]
+        except Exception as error:
+            with lock: failed.append(f"{time.time():.1f} after {time.time() - start:.1f} s: {error!r}")
+        else:
+            with lock: served, slowest = served + 1, max(slowest, time.time() - start)
+        time.sleep(0.2)
+threads = [threading.Thread(target=client) for _ in range(int(sys.argv[4]))]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(json.dumps({"served": served, "failed": failed, "slowest": slowest}))
+"""
+
+
+def head(kube: Kube, resource: dict[str, Any]) -> str:
+    selector = f"ray.io/cluster={resource['status']['rayCluster']},ray.io/node-type=head"
+    return str(kube.items("pods", "-l", selector)[0]["metadata"]["name"])
+
+
+@contextmanager
+def load(kube: Kube, resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send requests through the Service all the time; what came of them is in the result at the end."""
+    result: dict[str, Any] = {}
+    pod, stop = head(kube, resource), "/tmp/stop-load"
+    code = ["python3", "-c", _LOAD, resource["status"]["endpoint"], served_name(resource), stop, str(CLIENTS)]
+
+    def run() -> None:
+        result.update(json.loads(kube.kubectl("exec", pod, "-c", "ray", "--", *code, seconds=1100)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield result
+    finally:
+        kube.kubectl("exec", pod, "-c", "ray", "--", "touch", stop)
+        thread.join(120)
+
+
+def worker_uids(kube: Kube) -> set[str]:
+    pods = kube.items("pods", "-l", f"vllm-ray.dev/deployment={NAME},ray.io/node-type=worker")
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def test_a_changed_environment_rolls_under_load_without_a_failed_request(kube: Kube) -> None:
+    manifest = yaml.safe_load(EXAMPLE.read_text())
+    manifest["metadata"]["name"] = NAME
+    manifest["spec"]["parallelism"] = {"tensor": 1}  # one pod a slot: both launchers are in it
+    manifest["spec"]["engine"]["drainTimeoutSeconds"] = 10
+    kube.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+    before = wait_ready(kube, NAME, "default", seconds=600)
+    pods = worker_uids(kube)
+    seen: list[tuple[float, list[dict[str, Any]]]] = []
+    latest: dict[str, Any] = {}
+
+    def rolled() -> bool:
+        latest.update(kube.get("vllmdeployment", NAME))
+        seen.append((time.monotonic(), latest["status"]["replicas"]))
+        return is_ready(latest)
+
+    try:
+        with load(kube, before) as result:
+            env = [{"name": "ROLLED", "value": "1"}]
+            kube.kubectl("patch", "vd", NAME, "--type=merge", "-p", json.dumps({"spec": {"engine": {"env": env}}}))
+            wait_for("the roll", rolled, seconds=600, poll=0.5, describe=lambda: describe(latest))
+        say(f"the load: {result}")
+        say(f"cold starts: {[round(cold_start(r), 1) for r in before['status']['replicas']]} s")
+        say(f"away in the roll: {[round(away(seen, index), 1) for index in (0, 1)]} s")
+        replicas = latest["status"]["replicas"]
+        assert [(r["attempt"]["number"], r["attempt"].get("standby")) for r in replicas] == [(3, True), (4, True)]
+        assert min(sum(r["phase"] == "Ready" for r in replicas) for _, replicas in seen) == 1
+        assert worker_uids(kube) == pods, "the pods stayed"
+        assert latest["status"]["rayCluster"] == before["status"]["rayCluster"]
+        assert result["failed"] == []
+        assert result["served"] > 50
+    finally:
+        say("seen:\n  " + "\n  ".join(summary(seen)))
+        kube.kubectl("delete", "vd", NAME)
+        wait_for("its pods to be gone", lambda: not worker_uids(kube), seconds=120)
+
+
+def cold_start(replica: dict[str, Any]) -> float:
+    """Return how long the replica's attempt took from its number to its first ready answer, in seconds."""
+    attempt = replica["attempt"]
+    times = [datetime.datetime.fromisoformat(attempt[name]) for name in ("startTime", "readyTime")]
+    return (times[1] - times[0]).total_seconds()
+
+
+def away(seen: list[tuple[float, list[dict[str, Any]]]], index: int) -> float:
+    """Return for how long a replica was not ready."""
+    moments = [at for at, replicas in seen if replicas[index]["phase"] != "Ready"]
+    return moments[-1] - moments[0] if moments else 0.0
+
+
+def summary(seen: list[tuple[float, list[dict[str, Any]]]]) -> list[str]:
+    """Return the different states that were seen, as the golden sequences of the unit tests have them."""
+    lines: list[str] = []
+    for _, replicas in seen:
+        parts = []
+        for replica in replicas:
+            attempt, standby = replica.get("attempt"), replica.get("standby")
+            number = attempt["number"] if attempt else ""
+            parts.append(f"{replica['phase']}{number}" + (f"+{standby['number']}" if standby else ""))
+        line = "  ".join(parts)
+        if not lines or lines[-1] != line:
+            lines.append(line)
+    return lines
