@@ -83,9 +83,9 @@ def of(instance_id: str) -> list[str]:
     return sorted(path.name for path in debris.SHARED_MEMORY.iterdir() if place in path.name)
 
 
-def wait_swept(instance_id: str) -> None:
-    # Another test run on this machine may be the one that sweeps, and be in the middle of it.
-    wait_for(f"{instance_id} to be swept", lambda: not of(instance_id))
+def wait_swept(instance_id: str, base: Path) -> None:
+    # Another test run on this machine may be the one that sweeps, be in the middle of it, and be killed there.
+    wait_for(f"{instance_id} to be swept", lambda: debris.sweep_all(base) is not None and not of(instance_id))
 
 
 def test_killed_process_is_swept(base: Path, owners: list[Owner]) -> None:
@@ -98,7 +98,7 @@ def test_killed_process_is_swept(base: Path, owners: list[Owner]) -> None:
     assert Path(owner.file).exists()
     owner.kill()
     assert debris.sweep(OURS + "killed", 5, base)
-    wait_swept(OURS + "killed")
+    wait_swept(OURS + "killed", base)
     assert list(base.iterdir()) == []
 
 
@@ -109,7 +109,7 @@ def test_others_are_left_alone(base: Path, owners: list[Owner]) -> None:
         (base / "vllm-ray-attempt-of-somebody").mkdir()
         dead.kill()
         assert Path(dead.folder).name in debris.sweep_all(base)
-        wait_swept(OURS + "dead")
+        wait_swept(OURS + "dead", base)
         assert len(of(OURS + "alive")) == 3
         assert Path(alive.file).exists()
         assert (base / "vllm-ray-attempt-of-somebody").exists(), "no lock, so none of ours"
@@ -145,14 +145,14 @@ def test_segment_that_a_process_without_a_claim_uses_stays(base: Path, owners: l
     assert owner.segment in of(OURS + "mapped")
     view.close()
     assert debris.sweep(OURS + "mapped", 5, base)
-    wait_swept(OURS + "mapped")
+    wait_swept(OURS + "mapped", base)
 
 
 def test_claim_of_an_attempt_sweeps_an_earlier_one(base: Path, owners: list[Owner]) -> None:
     owners.append(first := Owner(base, OURS + "first"))
     first.kill()
     owners.append(second := Owner(base, OURS + "second"))
-    wait_swept(OURS + "first")
+    wait_for("the earlier one to be swept", lambda: not of(OURS + "first"))
     assert [path.name for path in base.glob(f"{debris.NAME}*")] == [Path(second.folder).name]
 
 
@@ -181,8 +181,7 @@ def test_ray_worker_starts_no_resource_tracker(mode: int, trackers: int, base: P
         env=os.environ | {"PYTHONPATH": str(OPERATOR), "TMPDIR": str(base)},
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (f"{trackers}\n", "")
-    debris.sweep_all(base)
-    wait_swept(OURS + "untracked")
+    wait_swept(OURS + "untracked", base)
 
 
 def test_claim_that_cannot_be_made_is_said_and_changes_nothing(
