@@ -60,6 +60,8 @@ class PodCluster(RayCluster):
                 f"--dashboard-host={HEAD}", f"--temp-dir={self.folder}",
                 f"--dashboard-port={self.dashboard.rpartition(':')[2]}",
             ]  # fmt: skip
+        if dead := self._pods.pop(address, None):
+            dead.wait(60)
         self._pods[address] = subprocess.Popen(
             [
                 sys.executable, "-c", POD, sys.executable, "-m", "ray.scripts.scripts", "start", "--block",

@@ -426,7 +426,7 @@ def test_kuberay_may_be_installed_later(first: str, cluster: Cluster, operators:
         cluster.kube.kubectl("create", "-f", "-", stdin=json.dumps(fresh))
     wait_for("RayClusters to be watched", lambda: watched(audit), seconds=60, describe=operator.tail, poll=0.5)
     wait_for("its RayCluster", ray_clusters_if_served(cluster), seconds=60, describe=operator.tail, poll=1)
-    assert operator.is_ready()
+    wait_for("the operator to be ready still", operator.is_ready, seconds=30, poll=0.5)
 
 
 def watched(audit: Audit) -> bool:

@@ -310,6 +310,11 @@ SILENT = (
     ),
     _pattern(
         reasons.WORKER_DIED,
+        r"Engine core initialization failed\..*Failed core proc\(s\): \{\}",
+        "the engine core process died while it started, without saying why: look for an out-of-memory kill",
+    ),
+    _pattern(
+        reasons.WORKER_DIED,
         r"EngineDeadError",
         "the engine core process died without saying why: look for an out-of-memory kill",
     ),

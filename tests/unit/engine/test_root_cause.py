@@ -270,6 +270,12 @@ FAILURES: dict[str, tuple[str, str, str, str]] = {
         "the engine core process was killed by signal 9",
         SEEN,
     ),
+    "engine core killed before it said hello": (
+        f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+        reasons.WORKER_DIED,
+        "the engine core process died while it started, without saying why",
+        SEEN,
+    ),
     "unknown exception in a worker": (
         f"{WORKER}Traceback (most recent call last):\n{WORKER}AssertionError: head_dim=16 is not supported\n"
         f"{CORE}RayWorkerProc rank=[1] died unexpectedly, shutting down executor.",
@@ -669,7 +675,7 @@ HARMLESS = {
     "frames": FRAMES,
     "line of nobody": QUOTED.partition(": ")[2],
     "nothing": "",
-    "only noise": NOISE,
+    "only noise": "\n".join(NOISE.splitlines()[:-1]),
     "warnings with exceptions": "(APIServer pid=1) WARNING 11-30 08:00:00 [x.py:1] ImportError: CUDA out of memory",
     "configuration": f"{API}INFO 11-30 08:00:00 [core.py:133] config: trust_remote_code=True, seed=0",
     "stack frames": f'{API}  File "vllm/x.py", line 3, in f\n{API}    raise ValueError(',
