@@ -14,7 +14,8 @@ CELLS = {
     ("spawning", "launcher"): "EngineExited: the launcher process was killed by SIGKILL",
     ("loading", "engine core"): "WorkerDied: the engine core process ",
     ("serving", "API server"): "EngineExited: the API server process was killed by SIGKILL",
-    ("serving", "raylet of a worker's node"): "WorkerDied: the worker of rank 1 on ",
+    # Which rank is there is not certain on one machine: a driver may join the raylet of either node.
+    ("serving", "raylet of a worker's node"): "WorkerDied: the worker of rank ",
 }
 
 
@@ -35,4 +36,4 @@ def test_killed(phase: str, victim: str, campaign: Campaign) -> None:
     assert cell.fault == ""
     assert cell.outcome.startswith(CELLS[phase, victim]), cell.outcome
     if "raylet" in victim:
-        assert f"({WORKER_NODE})" in cell.outcome
+        assert f"({WORKER_NODE}) died with its Ray node" in cell.outcome
