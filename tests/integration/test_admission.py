@@ -162,6 +162,7 @@ GOOD: dict[str, Object] = {
     "most environment": {"engine": {"env": [{"name": f"V{n}", "value": "x" * 8192} for n in range(64)]}},
     "image by digest": {"engine": {"image": "registry.example:5000/vllm@sha256:" + "0" * 64}},
     "port": {"engine": {"port": 9000}},
+    "last port": {"engine": {"port": 65534}},
     "shm as a string": {"engine": {"shmSize": "1.5Gi"}},
     "shm as a number": {"engine": {"shmSize": 1073741824}},
     "most accelerators": {"parallelism": {"tensor": 32, "pipeline": 32}},
@@ -171,6 +172,10 @@ GOOD: dict[str, Object] = {
     "old Ray without tokens": {"cluster": {"rayVersion": "2.51.1", "auth": "Disabled"}},
     "Ray release candidate": {"cluster": {"rayVersion": "2.60.0rc1"}},
     "CPU only": workers(acceleratorResource="", acceleratorsPerNode=1),
+    "as many on a node as a replica has": {
+        "parallelism": {"tensor": 4, "pipeline": 2},
+        **workers(acceleratorsPerNode=8),
+    },
     "other accelerator": workers(acceleratorResource="amd.com/gpu"),
     "resources": workers(resources={"requests": {"cpu": "500m", "memory": "4Gi"}, "limits": {"memory": 4294967296}}),
     "a second device": workers(resources={"limits": {"rdma/hca": 1}}),
@@ -258,7 +263,7 @@ BAD: dict[str, tuple[Object, str, str]] = {
     "too many args": (args(*["--seed"] * 129), "spec.engine.args", "must have at most 128 items"),
     "too long an arg": (args("--a=" + "x" * 4096), "spec.engine.args[0]", "may not be more than 4096"),
     "privileged port": ({"engine": {"port": 80}}, "spec.engine.port", "should be greater than or equal to 1024"),
-    "no such port": ({"engine": {"port": 65536}}, "spec.engine.port", "should be less than or equal to 65535"),
+    "no port after it": ({"engine": {"port": 65535}}, "spec.engine.port", "should be less than or equal to 65534"),
     "no start-up time": (
         {"engine": {"startupTimeoutSeconds": 0}},
         "spec.engine.startupTimeoutSeconds",
@@ -325,6 +330,16 @@ BAD: dict[str, tuple[Object, str, str]] = {
     "port of Ray's agent": ({"engine": {"port": 52365}}, "spec.engine.port", "agent"),
     "port of Ray's workers": ({"engine": {"port": 10002}}, "spec.engine.port", "10001 to 19999"),
     # Cluster
+    "more on a node than a replica has": (
+        {"parallelism": {"tensor": 4}, **workers(acceleratorsPerNode=8)},
+        "spec.cluster.workers.acceleratorsPerNode",
+        "at most spec.parallelism.tensor x pipeline",
+    ),
+    "more on a node than the default": (
+        workers(acceleratorsPerNode=2),
+        "spec.cluster.workers.acceleratorsPerNode",
+        "at most spec.parallelism.tensor x pipeline",
+    ),
     "too many accelerators": (
         {"parallelism": {"tensor": 64, "pipeline": 32}},
         "spec.parallelism",

@@ -209,6 +209,21 @@ _PARALLELISM = (
     ),
 )
 
+_TENSOR, _PIPELINE = (
+    f"(has(self.parallelism) && has(self.parallelism.{kind}) ? self.parallelism.{kind} : 1)"
+    for kind in ("tensor", "pipeline")
+)
+_SPEC = (
+    # What an engine leaves over of its slot could be enough for its standby, which would start beside it at once.
+    Rule(
+        "!has(self.cluster) || !has(self.cluster.workers) || !has(self.cluster.workers.acceleratorsPerNode) "
+        f"|| self.cluster.workers.acceleratorsPerNode <= {_TENSOR} * {_PIPELINE}",
+        "spec.cluster.workers.acceleratorsPerNode must not be more than one replica has: set it to at most "
+        "spec.parallelism.tensor x pipeline (each 1 by default), or leave it out",
+        field=".cluster.workers.acceleratorsPerNode",
+    ),
+)
+
 _CLUSTER = (
     Rule(
         "!has(self.rayVersion) || (has(self.auth) && self.auth == 'Disabled') "
@@ -261,6 +276,7 @@ _METADATA = tuple(map(_metadata, owned.METADATA))
 # By the path of the schema that carries them; "[]" is the item of a list, "" the whole object.
 RULES: dict[str, tuple[Rule, ...]] = {
     "": _OBJECT,
+    "spec": _SPEC,
     "spec.model": _MODEL,
     "spec.engine": _ENGINE,
     "spec.engine.port": _PORT,

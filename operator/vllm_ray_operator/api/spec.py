@@ -14,7 +14,8 @@ from pydantic import Field
 
 from vllm_ray_operator.api.base import ApiModel
 
-Port = Annotated[int, Field(ge=1024, le=65535)]
+# The next port is kept for the engine that takes over.
+Port = Annotated[int, Field(ge=1024, le=65534)]
 # A Kubernetes quantity without a sign: no size or amount here can be negative.
 Quantity = (
     Annotated[int, Field(ge=0)]
@@ -95,7 +96,13 @@ class Engine(ApiModel):
         max_length=64,
         description="Environment of the engine. Not for secrets: it can be read on the Ray dashboard.",
     )
-    port: Port | None = Field(default=None, description="Port of the OpenAI-compatible server. Default: 8000.")
+    port: Port | None = Field(
+        default=None,
+        description=(
+            "Port of the OpenAI-compatible server; the next engine of a replica takes the port after it, in turn. "
+            "Default: 8000."
+        ),
+    )
     startup_timeout_seconds: int | None = Field(
         default=None,
         ge=10,
@@ -155,7 +162,10 @@ class Workers(ApiModel):
         default=None,
         ge=1,
         le=64,
-        description="Accelerators of one worker pod. Default: the replica's accelerators, at most 8.",
+        description=(
+            "Accelerators of one worker pod, not more than the replica has (tensor x pipeline). Default: the replica's "
+            "accelerators, at most 8."
+        ),
     )
     resources: Resources | None = None
     template: PodOverlay | None = None

@@ -31,6 +31,8 @@ TOKEN_KEY = "auth_token"  # noqa: S105 - the name of a key
 # The namespace of the actors that the Jobs API makes for itself, one for each submission.
 SUPERVISOR_NAMESPACE = "SUPERVISOR_ACTOR_RAY_NAMESPACE"
 RESULT_MARKER = "VLLM_RAY_ENGINE_RESULT "
+# Where the end of the log begins in the message of a job that failed (Ray 2.60, job_supervisor.py).
+LOG_IN_MESSAGE = ", last available logs"
 LOG_TAIL_CHARACTERS = 64 * 1024
 
 
@@ -158,7 +160,9 @@ async def _read_attempt(ray: Ray, endpoint: RayEndpoint, attempt: Attempt) -> tu
 
 def _job(row: JobRow) -> Job:
     ray_job_ids = (row.job_id,) if row.job_id else ()
-    message = cut(row.message, MAX_MESSAGE_CHARACTERS)
+    # Ray puts raw log lines behind its own words: nobody has taken secrets out of those.
+    words, _, _ = row.message.partition(LOG_IN_MESSAGE)
+    message = cut(words, MAX_MESSAGE_CHARACTERS)
     return Job(status=row.status, message=message, ray_job_ids=ray_job_ids, driver_ip=row.driver_ip)
 
 

@@ -65,6 +65,12 @@ class Aim:
         status = self.world.deployment.status
         return (status.cluster_revision, status.engine_revision) != (self.cluster.name, self.engine.name)
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a pause of the roll has just ended."""
+        stored = self.world.deployment.status.rollout
+        return stored is not None and stored.paused and not self.world.deployment.spec.rollout.paused
+
 
 @dataclass
 class Draft:

@@ -58,7 +58,7 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
     """Write the defaults of today into a cluster revision.
 
     Raises:
-        Unresolvable: there is no engine image.
+        Unresolvable: there is no engine image, or a pod has more accelerators than a replica.
     """
     image = spec.engine.image or default_image
     if image is None:
@@ -69,6 +69,13 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
         )
     accelerators = (spec.parallelism.tensor or 1) * (spec.parallelism.pipeline or 1)
     per_pod = accelerators_per_node(spec)
+    if per_pod > accelerators:
+        # Admission refuses it too, unless its CRD is older. A standby would start in what the engine leaves over.
+        raise Unresolvable(
+            "AcceleratorsLeftOver",
+            f"spec.cluster.workers.acceleratorsPerNode is {per_pod}, but one replica has {accelerators} "
+            f"(spec.parallelism.tensor x pipeline): set it to at most {accelerators}, or leave it out",
+        )
     head, workers = spec.cluster.head or Head(), spec.cluster.workers or Workers()
     resource = workers.accelerator_resource
     if resource is None:

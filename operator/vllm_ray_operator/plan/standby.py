@@ -60,8 +60,8 @@ def is_ready(aim: Aim, replica: ReplicaStatus) -> bool:
 def look_after(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     """Make the next step of the standby that is stored."""
     stored, replica = draft.status.standby, draft.status.index
-    if aim.is_new:
-        draft.set(standby_failure=None)  # a repaired spec is tried at once
+    if _may_try_again(aim, draft.status):
+        draft.set(standby_failure=None)
     if stored is None:
         return
     view = aim.view(stored)
@@ -84,6 +84,13 @@ def look_after(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         draft.actions.append(engine_job.submission(aim.world.deployment, replica, stored, aim.engine_of(stored)))
 
 
+def _may_try_again(aim: Aim, replica: ReplicaStatus) -> bool:
+    """Whether what the last standby failed of may be gone: another spec, the end of a pause, a roll that goes on."""
+    failure = replica.standby_failure
+    goes_on = failure is not None and failure.reason == "ProgressDeadlineExceeded" and not aim.held
+    return aim.is_new or aim.is_resumed or goes_on
+
+
 def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
     """Write down that the standby is to end, if there is a reason to."""
     standby = draft.status.standby
@@ -103,13 +110,27 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
     elif aim.is_outdated(standby):
         found = "NewRevision", "the spec has changed"
     elif aim.held and (draft.status.attempt is None or draft.status.attempt.stop is None):
+        hangs = not aim.world.deployment.spec.rollout.paused and not is_ready(aim, draft.status)
+        if hangs and _began_late(aim, standby):
+            return
         found = "RolloutHeld", "the roll is paused or past its deadline"
+        if hangs:
+            last = view.engine.message if view.engine else attempts.silence(view)
+            message = f"not up when the roll passed its deadline (last seen: {last})"
+            failure = Failure(reason="ProgressDeadlineExceeded", message=message, time=aim.now, attempt=standby.number)
+            draft.set(standby_failure=failure)  # else all would look well again, and the roll begin anew
     if found is None:
         return
     stop = stopping.stop_of(aim, standby, view, *found, failure=failed)
     if not _slot_is_free(draft.status):
         stop = stop.model_copy(update={"recycle": False})
     draft.set(standby=standby.model_copy(update={"stop": stop}))
+
+
+def _began_late(aim: Aim, standby: Attempt) -> bool:
+    """Whether a standby has not had all the time of the roll: then it is not what the roll passed its deadline for."""
+    roll = aim.world.deployment.status.rollout
+    return roll is not None and standby.start_time > roll.progress_time
 
 
 def _slot_is_free(replica: ReplicaStatus) -> bool:

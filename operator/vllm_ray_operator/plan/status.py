@@ -17,6 +17,7 @@ from vllm_ray_operator.api.status import (
     RolloutStatus,
     VLLMDeploymentStatus,
 )
+from vllm_ray_operator.plan import standby
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.world import Cluster, Problem
 
@@ -118,7 +119,10 @@ def _refused(situation: Situation) -> tuple[str, str] | None:
     for replica in situation.wanted:
         failure = replica.standby_failure
         if failure is not None and situation.rollout is not None:
-            return failure.reason, f"the new engine of replica {replica.index} failed beside the old: {failure.message}"
+            words = f"the new engine of replica {replica.index} failed beside the old: {failure.message}"
+            if standby.blames_spec(replica) or situation.rollout.stalled:
+                words += "; if the cause was not in the spec and is gone, a new spec.restartedAt tries it again"
+            return failure.reason, words
     return None
 
 

@@ -145,7 +145,8 @@ def _recycle(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Attem
     session = spread(aim, draft.status.index, attempt)
     elsewhere = not alive or (fence.head_lost(attempt, aim.world) and session != attempt.session)
     if runs(view) and elsewhere and attempt.ray_cluster == aim.cluster_name:
-        again = stored.model_copy(update={"recycle": False, "time": aim.now, "drain_deadline": None})
+        anew = {"recycle": False, "time": aim.now, "drain_deadline": None, "drained_time": None}
+        again = stored.model_copy(update=anew)
         return attempt.model_copy(update={"stop": again, "session": session})
     draft.actions.extend(
         Delete("Pod", pod.name, pod.uid, f"{attempt.instance_id} may be alive in it: {stored.message}")

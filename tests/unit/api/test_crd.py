@@ -99,6 +99,11 @@ def test_rules(path: str) -> None:
             at(part, rule.field.removeprefix("."))
 
 
+def test_the_port_after_the_last_one_is_a_port() -> None:
+    """A standby listens on it."""
+    assert at(SCHEMA, "spec.engine.port")["maximum"] == 65534
+
+
 def test_every_rule_says_what_to_do() -> None:
     """Rules on owned names end in the remedy from the table."""
     table = {entry.instead for entry in (*owned.ENGINE_ARGUMENTS, *owned.ENVIRONMENT, *owned.METADATA)}

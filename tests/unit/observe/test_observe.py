@@ -379,6 +379,18 @@ async def test_last_words_in_the_jobs_message_spare_the_log(lab: Lab) -> None:
     assert "job_log_tail" not in {method for method, _ in lab.ray.calls}
 
 
+async def test_no_line_of_the_log_is_taken_for_rays_words(lab: Lab) -> None:
+    """Nobody has taken secrets out of it; without a result its end would stand in status and events."""
+    await lab.submit()
+    lab.dashboard.end(ID, "FAILED")
+    told = "Job entrypoint command failed with exit code 1"
+    message = f"{told}, last available logs (truncated to 20,000 chars):\nHF_TOKEN=hf_secret\n"
+    lab.dashboard.jobs[ID].row = replace(lab.dashboard.jobs[ID].row, message=message)
+    view = await lab.view()
+    assert isinstance(view.job, Job)
+    assert view.job.message == told
+
+
 async def test_a_log_that_cannot_be_read_does_not_hide_that_the_job_has_ended(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,14 @@ def test_sizes(name: str) -> None:
     assert raycluster.slot_group(resolved, 0)["replicas"] == pods
 
 
+@pytest.mark.parametrize("parallelism", [{"tensor": 4}, {"tensor": 2, "pipeline": 2}, {}])
+def test_a_slot_has_no_room_for_a_second_engine(parallelism: Any) -> None:
+    """A standby would start in it beside the engine that serves (I2)."""
+    with pytest.raises(Unresolvable, match="set it to at most") as raised:
+        resolve(parallelism=parallelism, cluster={"workers": {"acceleratorsPerNode": 8}})
+    assert raised.value.reason == "AcceleratorsLeftOver"
+
+
 def test_the_head_does_no_work() -> None:
     head = manifest()["spec"]["headGroupSpec"]
     assert head["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}

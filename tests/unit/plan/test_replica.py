@@ -734,6 +734,28 @@ def test_a_job_that_runs_on_beyond_its_pods_is_given_another_time() -> None:
     assert [a.uid for a in scene.step() if isinstance(a, Delete)] == ["uid-new"]
 
 
+def test_one_that_was_drained_is_given_another_time_too() -> None:
+    scene = serving(spec_with(engine={"drainTimeoutSeconds": 10}))
+    scene.change(replicas=0)
+    scene.step()
+    scene.step()
+    scene.see(build.view(build.job()))
+    for seconds in (11, 12, 11 + 61):
+        scene.now = later(seconds)
+        scene.step()
+    assert scene.attempt.stop is not None
+    assert scene.attempt.stop.recycle
+    scene.change_pod("w0-0", uid="uid-new")
+    scene.step()
+    assert kinds(scene.step()) == ["StopJob"], "its time in the new pods has just begun"
+    assert not scene.attempt.stop.recycle
+    scene.now = later(11 + 61 + 60)
+    assert kinds(scene.step()) == ["StopJob"]
+    scene.now = later(11 + 61 + 61)
+    scene.step()
+    assert [a.uid for a in scene.step() if isinstance(a, Delete)] == ["uid-new"]
+
+
 def test_a_submission_that_reached_a_new_head_is_stopped_there() -> None:
     scene = starting()
     scene.change_pod("head", uid="uid-new-head")

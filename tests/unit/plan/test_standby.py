@@ -156,6 +156,99 @@ def test_a_fault_of_the_spec_takes_no_engine_that_serves() -> None:
     assert play.until_rest()[-1] == "Ready4  Ready5", "a repaired spec is tried at once"
 
 
+def hang(play: Play, passes: int) -> list[str]:
+    """Let every standby be stuck, and return the reasons of Progressing as they changed."""
+    reasons = list[str]()
+    for _ in range(passes):
+        for replica in play.scene.status.replicas:
+            if replica.standby is not None and replica.standby.stop is None:
+                stuck = build.engine(ready=False, phase="Checking", message="reading the model")
+                play.scene.views[replica.standby.instance_id] = build.view(build.job(), engine=stuck)
+        play.step()
+        condition = play.scene.status.condition("Progressing")
+        assert condition is not None
+        if reasons[-1:] != [condition.reason]:
+            reasons.append(condition.reason)
+    return reasons
+
+
+def test_one_that_hangs_until_the_deadline_ends_the_roll_once() -> None:
+    play = playing(2, progressDeadlineSeconds=60)
+    play.scene.change(engine=NEW)
+    play.until("Ready1+3  Ready2")
+    assert hang(play, 100) == ["RollingUpdate", "ProgressDeadlineExceeded"]
+    assert play.log[-1] == "Ready1  Ready2"
+    failure = play.scene.status.replicas[0].standby_failure
+    assert failure is not None
+    assert failure.reason == "ProgressDeadlineExceeded"
+    assert "reading the model" in failure.message
+    ready = play.scene.status.condition("Ready")
+    assert ready is not None
+    assert "spec.restartedAt" in ready.message
+    play.scene.change(rollout={"progressDeadlineSeconds": 6000})
+    assert play.until_rest()[0] == "Ready1+4  Ready2", "a roll that goes on tries another"
+    assert play.log[-1] == "Ready4  Ready5"
+
+
+def test_one_that_began_late_is_not_blamed_for_the_deadline_yet() -> None:
+    play = playing(2, progressDeadlineSeconds=60)
+    play.scene.change_cluster(ray_error="no route to host")
+    play.scene.change(engine=NEW)
+    assert play.run(10) == []
+    play.scene.change_cluster(ray_error="")
+    play.until("Ready1+3  Ready2")
+    assert "ProgressDeadlineExceeded" in hang(play, 8)
+    assert play.log[-1] == "Ready1+3  Ready2"
+    assert hang(play, 30)[-1] == "ProgressDeadlineExceeded"
+    assert play.log[-1] == "Ready1  Ready2", "now it has had its time"
+
+
+def test_one_that_was_ready_at_the_deadline_has_not_failed() -> None:
+    play = Play(spec_with(replicas=3, rollout={"progressDeadlineSeconds": 60}))
+    for replica in play.scene.status.replicas[1:]:
+        play.scene.see(UNKNOWN, replica.attempt)
+    play.until("Ready1  NotReady2  NotReady3")
+    serve = build.view()
+    play.scene.change(engine=NEW)
+    play.run(40)
+    assert play.log[-1] == "Ready1  NotReady2  NotReady3"
+    assert play.scene.replica.standby_failure is None
+    for replica in play.scene.status.replicas[1:]:
+        play.scene.see(
+            build.view(build.job(driver_ip=f"10.0.{1 + replica.index}.1"), engine=serve.engine), replica.attempt
+        )
+    assert play.until_rest()[-1].startswith("Ready"), "what was in the way is gone"
+    assert play.scene.status.rollout is None
+
+
+def test_a_fault_of_the_spec_that_was_repaired_elsewhere_is_tried_again_after_a_pause() -> None:
+    play = playing()
+    play.scene.change(engine=NEW)
+    play.until("Ready1+2")
+    fail_with(play, "ModelAccessDenied")
+    play.run(5)
+    ready = play.scene.status.condition("Ready")
+    assert ready is not None
+    assert (ready.reason, ready.message.rpartition("; ")[2]) == (
+        "ModelAccessDenied",
+        "if the cause was not in the spec and is gone, a new spec.restartedAt tries it again",
+    )
+    play.scene.change(rollout={"paused": True})
+    assert play.run(5) == []
+    play.scene.change(rollout={})
+    assert play.until_rest() == ["Ready1+3", "Stopping1+3", "Starting3", "Ready3"]
+
+
+def test_a_fault_of_the_spec_that_was_repaired_elsewhere_is_tried_again_on_demand() -> None:
+    play = playing()
+    play.scene.change(engine=NEW)
+    play.until("Ready1+2")
+    fail_with(play, "ModelNotFound")
+    assert play.run(5) == ["Ready1"]
+    play.scene.change(restartedAt="2026-01-02T03:04:05Z")
+    assert play.until_rest()[-1] == "Ready3"
+
+
 def test_one_that_fails_is_told_in_an_event() -> None:
     play = playing()
     play.scene.change(engine=NEW)
