@@ -6,11 +6,14 @@ hold the Ray cluster's token.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
+import socket
 import threading
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +27,8 @@ from vllm_ray_engine.launcher.state import State
 MAX_WAIT_SECONDS = 60.0
 MAX_CONNECTIONS = 32
 """Each connection holds a thread; the operator needs one."""
+STRANGER_SECONDS = 5.0
+"""How long a connection may go on without a request that is allowed, however slowly it sends one."""
 
 
 def ray_token(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -55,10 +60,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, {"status": "ok"})
         elif not self._allowed():
             self._answer(HTTPStatus.UNAUTHORIZED, {"error": "a valid bearer token is needed"})
-        elif url.path == "/v1/state":
-            self._state(parse_qs(url.query))
         else:
-            self._answer(HTTPStatus.NOT_FOUND, {"error": f"no such path: {url.path}"})
+            self.server.trust(self.connection)
+            if url.path == "/v1/state":
+                self._state(parse_qs(url.query))
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, {"error": f"no such path: {url.path}"})
 
     def _allowed(self) -> bool:
         if self.server.credential is None:
@@ -96,7 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class ControlServer(ThreadingHTTPServer):
-    """Serves one attempt's state until closed."""
+    """Serves one attempt's state until closed.
+
+    Strangers, connections that have made no allowed request yet, neither stay for long nor keep anybody out.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -106,7 +116,9 @@ class ControlServer(ThreadingHTTPServer):
         """Bind 0.0.0.0:controlPort; raises OSError when that is in use."""
         self.state = state
         self.credential = bearer(token, config.instance_id) if token else None
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._strangers: dict[Any, float] = {}  # when each came, the oldest first
+        self._trusted: set[Any] = set()
         super().__init__(("0.0.0.0", config.control_port), _Handler)  # noqa: S104  the operator is another pod
 
     def start(self) -> None:
@@ -114,18 +126,45 @@ class ControlServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, name="control", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread, or drop it when there are too many."""
-        if not self._slots.acquire(blocking=False):
+        """Serve a connection in a thread; when there are too many, drop the oldest stranger, or else this one."""
+        with self._lock:
+            full = len(self._strangers) + len(self._trusted) >= MAX_CONNECTIONS
+            if full and self._strangers:
+                self._drop(next(iter(self._strangers)))
+                full = False
+            if not full:
+                self._strangers[request] = time.monotonic()
+        if full:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+        else:
+            super().process_request(request, client_address)
+
+    def trust(self, request: Any) -> None:
+        """Keep a connection: what it asks for is allowed."""
+        with self._lock:
+            if self._strangers.pop(request, None) is not None:
+                self._trusted.add(request)
+
+    def service_actions(self) -> None:
+        """Drop the strangers whose time is up; called several times a second."""
+        with self._lock:
+            for request, came in list(self._strangers.items()):
+                if time.monotonic() - came > STRANGER_SECONDS:
+                    self._drop(request)
+
+    def _drop(self, request: Any) -> None:
+        del self._strangers[request]
+        with contextlib.suppress(OSError):  # gone already
+            request.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection and give its slot back."""
+        """Serve a connection and give its place back."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            with self._lock:
+                self._strangers.pop(request, None)
+                self._trusted.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that went away."""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,11 +75,48 @@ def test_connections_beyond_the_limit_are_dropped(monkeypatch: pytest.MonkeyPatc
     for url in serve(None):
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         with socket.create_connection(address) as first:
-            first.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            first.sendall(b"GET /v1/state HTTP/1.1\r\n\r\n")
             assert first.recv(100).startswith(b"HTTP/1.1 200")
             with socket.create_connection(address) as second:
                 second.settimeout(10)
                 assert second.recv(100) == b"", "dropped while the first is open"
+
+
+def test_strangers_do_not_keep_the_operator_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_CONNECTIONS", 2)
+    for url in serve(TOKEN):
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with contextlib.ExitStack() as strangers:
+            oldest, other = (strangers.enter_context(socket.create_connection(address)) for _ in range(2))
+            for stranger in (oldest, other):
+                stranger.sendall(b"GET /v1/state HTTP/1.1\r\n")
+                stranger.settimeout(10)
+            assert get(f"{url}/v1/state", CREDENTIAL)[0] == 200
+            assert oldest.recv(100) == b"", "dropped for the operator"
+            other.sendall(b"\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.1 401"), "there was room for it"
+
+
+def test_slow_requests_of_strangers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "STRANGER_SECONDS", 0.3)
+    for url in serve(TOKEN):
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address) as slow, socket.create_connection(address) as operator:
+            operator.sendall(f"GET /v1/state HTTP/1.1\r\nAuthorization: Bearer {CREDENTIAL}\r\n\r\n".encode())
+            assert operator.recv(10000).startswith(b"HTTP/1.1 200")
+            slow.settimeout(0.05)
+            deadline, ended = time.monotonic() + 5, False
+            while not ended:
+                assert time.monotonic() < deadline, "each byte gave it more time"
+                with contextlib.suppress(TimeoutError):
+                    try:
+                        slow.sendall(b"G")
+                        ended = slow.recv(100) == b""
+                    except ConnectionError:
+                        ended = True
+            operator.sendall(f"GET /v1/state HTTP/1.1\r\nAuthorization: Bearer {CREDENTIAL}\r\n\r\n".encode())
+            operator.settimeout(10)
+            assert b"200" in operator.recv(10000), "who is known may stay"
 
 
 TOKENS = {
