@@ -75,12 +75,13 @@ def main() -> NoReturn:
     supervisor = os.getppid()
     process_tree.become_subreaper()
     oom_kills = memory.oom_kills()
-    debris.sweep_all()
+    with contextlib.suppress(OSError):  # what cannot be cleaned up is no reason not to run
+        debris.sweep_all()
     code = watch(LAUNCHER, supervisor)
     if code < 0:
         _tell(signal.Signals(-code), out_of_memory=memory.oom_kills() > oom_kills)
     # Without a configuration nothing was started, and the launcher has said so.
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ConfigError, OSError):
         debris.sweep(engine_config.from_environment().engine_id, _WORKERS_SECONDS)
     sys.exit(code if code >= 0 else 1)
 

@@ -131,17 +131,19 @@ def _is(path: Path, file: int) -> bool:
 
 @contextlib.contextmanager
 def _deserted(path: Path) -> Iterator[bool]:
-    """Tell whether no process holds the lock; meanwhile none can take it."""
+    """Tell whether it is certain that no process holds the lock; meanwhile none can take it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # gone, or another user's
         yield False
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield _is(path, file)
-    except BlockingIOError:
-        yield False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            deserted = _is(path, file)
+        except OSError:  # held, or a file system without locks
+            deserted = False
+        yield deserted
     finally:
         os.close(file)
 
@@ -170,10 +172,10 @@ def sweep(instance_id: str, timeout: float, base: Path | None = None, shared_mem
 
 
 def _sweep(place: str, base: Path, shared_memory: Path) -> bool:
-    """Remove what is deserted of a place; returns whether anything was removed."""
+    """Remove what is deserted of a place, as far as it can be; returns whether anything was removed."""
     removed = False
     lock = shared_memory / f"{place}.{_LOCK}"
-    with _deserted(lock) as deserted:
+    with contextlib.suppress(OSError), _deserted(lock) as deserted:
         if deserted:
             segments = [*shared_memory.glob(f"{place}-*"), *shared_memory.glob(f"sem.{place}-*")]
             # A process that the attempt started, but that holds no claim, may still use one.
@@ -184,7 +186,7 @@ def _sweep(place: str, base: Path, shared_memory: Path) -> bool:
             if not used.intersection(map(str, segments)):
                 lock.unlink(missing_ok=True)
                 removed = True
-    with _deserted(base / place / _LOCK) as deserted:
+    with contextlib.suppress(OSError), _deserted(base / place / _LOCK) as deserted:
         if deserted:
             shutil.rmtree(base / place, ignore_errors=True)
             removed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import signal
@@ -210,3 +211,32 @@ def test_deep_base_leaves_room_for_sockets(base: Path, owners: list[Owner]) -> N
     assert len(owner.folder) + 37 <= 107
     owner.kill()
     assert debris.sweep(OURS + "deep", 5, Path(owner.folder).parent)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_nothing_is_swept_and_nothing_fails(
+    number: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / f"{debris.NAME}earlier").mkdir()
+    (base / f"{debris.NAME}earlier" / "lock").touch()
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert debris.sweep_all(base, base) == []
+    assert (base / f"{debris.NAME}earlier" / "lock").exists(), "nobody knows whether it is in use"
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (base / f"{debris.NAME}{name}.lock").touch()
+    unlink = Path.unlink
+
+    def refuse_first(path: Path, missing_ok: bool = False) -> None:
+        if path.name == f"{debris.NAME}a.lock":
+            raise PermissionError(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse_first)
+    assert debris.sweep_all(base, base) == [f"{debris.NAME}b"]
