@@ -24,7 +24,7 @@ from vllm_ray_engine import config as engine_config
 from vllm_ray_engine import doctor, reasons, report
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.diagnosis import root_cause
-from vllm_ray_engine.launcher import health, lost_worker, state
+from vllm_ray_engine.launcher import health, lost_worker, state, traffic
 from vllm_ray_engine.launcher.cluster import CREATED, Cluster
 from vllm_ray_engine.launcher.control import ControlServer, ray_token
 from vllm_ray_engine.launcher.engine import EngineProcess
@@ -86,6 +86,7 @@ class Launcher:
         self._probe_key = secrets.token_hex(16)
         self._health = health.Health(False, "the engine is not started", (), config.workers, 0)
         self._patience = health.Patience()
+        self._quiet = traffic.Quiet()
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
         self._guard = process_tree.guarding_parent()
@@ -193,9 +194,9 @@ class Launcher:
                 raise self._lost_engine()
 
     def _lost(self) -> bool:
-        """Return whether the engine cannot come back: it says that it is dead, or workers are."""
+        """Return whether the engine cannot come back: it said that it is dead, or workers are."""
         seen = self._health
-        return seen.workers_alive < seen.workers_expected or seen.reason == "/health answers 503"
+        return seen.workers_alive < seen.workers_expected or self._patience.dead
 
     def _hung(self) -> bool:
         return self._patience.silent_seconds(time.monotonic()) > health.HUNG_SECONDS
@@ -235,6 +236,10 @@ class Launcher:
     def _monitor(self) -> None:
         """Check the engine's health again and again; runs in a thread of its own."""
         while not self._monitoring.wait(HEALTH_SECONDS):
+            if self._last_ready is not None:
+                # Before the probe, whose own connection would count.
+                connections = traffic.open_connections(self.config.port)
+                self.state.observe_traffic(connections, self._quiet.judge(connections))
             probed = health.probe(self.config, self._probe_key)
             view = self._cluster.view
             silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
@@ -306,8 +311,9 @@ def print_result(cause: Cause | None) -> None:
         result = {"outcome": "Stopped", "reason": "Stopped", "message": "asked to stop", "line": ""}
     else:
         result = {"outcome": "Failed", **cause.as_dict()}
-    # The engine's own last line may have no end.
-    print(f"\n{RESULT_MARK}{json.dumps(result)}", flush=True)
+    with contextlib.suppress(OSError):  # a full disk
+        # The engine's own last line may have no end.
+        print(f"\n{RESULT_MARK}{json.dumps(result)}", flush=True)
 
 
 def main() -> NoReturn:

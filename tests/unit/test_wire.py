@@ -81,6 +81,11 @@ def test_the_operator_reads_a_launchers_state() -> None:
     assert parse_state(state.read()) == EngineState(
         "Placing", "waiting for accelerators", ready=False, reason="the engine is not started", ranks=((0, ID, ()),)
     )
+    for drained in (True, False):
+        state.observe_traffic(0 if drained else 1, drained)
+        seen = parse_state(state.read())
+        assert seen is not None
+        assert seen.drained is drained
     state.enter("Standby", "ready to take over")
     standby = parse_state(state.read())
     assert standby is not None

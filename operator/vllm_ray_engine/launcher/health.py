@@ -95,7 +95,7 @@ def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return
     except TimeoutError:
         return Probe(None, error=f"the engine did not answer within {PROBE_TIMEOUT_SECONDS:g} s", silent=True)
     except ConnectionRefusedError:
-        return Probe(None, error="the engine does not listen yet")
+        return Probe(None, error="the engine does not listen")
     except (OSError, http.client.HTTPException) as error:
         return Probe(None, error=f"the engine's answer broke off: {error}", silent=True)
     except (ValueError, KeyError, TypeError):
@@ -122,17 +122,21 @@ def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent
 class Patience:
     """Keeps a ready engine ready while it only misses a few probes, and measures for how long it has been silent.
 
-    Used from the thread that probes; `silent_seconds` from any.
+    Used from the thread that probes; `silent_seconds` and `dead` from any.
     """
 
     def __init__(self) -> None:
         self._missed = 0
         self._answered: float | None = None
+        self.dead = False
+        """Whether the engine said so (/health answered 503) in its last answer, however long ago that was."""
 
     def judge(self, before: Health, probed: Probe, seen: Health, now: float) -> Health:
         """Return the verdict to act on: `seen`, judged from `probed` at `now` (monotonic), or the one `before` it."""
+        if probed.status is not None:
+            self._answered, self.dead = now, probed.status == 503
         if not probed.silent:
-            self._missed, self._answered = 0, now
+            self._missed = 0
             return seen
         self._missed += 1
         workers_lost = seen.workers_alive < seen.workers_expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -14,8 +15,9 @@ _CHUNK = 65536
 
 
 def say(text: str) -> None:
-    """Write a line of ours into the job's log."""
-    print(f"[vllm_ray_engine] {text}", flush=True)
+    """Write a line of ours into the job's log, if it can be written."""
+    with contextlib.suppress(OSError):  # a full disk
+        print(f"[vllm_ray_engine] {text}", flush=True)
 
 
 class EngineOutput:
@@ -35,8 +37,10 @@ class EngineOutput:
         while chunk := os.read(self._pipe.fileno(), _CHUNK):
             with self._lock:
                 if self._sink_open:
-                    self._sink.write(chunk)
-                    self._sink.flush()
+                    # A full disk: the pipe must still be read, or it fills and vLLM stands still.
+                    with contextlib.suppress(OSError):
+                        self._sink.write(chunk)
+                        self._sink.flush()
             *lines, rest = (rest + chunk).split(b"\n")
             self._keep(lines)
             # A progress bar never ends its line.

@@ -48,6 +48,8 @@ class State:
             },
             "ranks": self._ranks([()] * len(config.ranks)),
             "cause": None,
+            "openConnections": None,
+            "drained": None,
         }
 
     def _ranks(self, node_ips: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -68,6 +70,11 @@ class State:
             self._fields |= fields
             self._version += 1
             self._changed.notify_all()
+
+    def observe_traffic(self, connections: int | None, drained: bool | None) -> None:
+        """Set what clients do. It is no new version: it changes all the time, and matters only in a drain."""
+        with self._changed:
+            self._fields |= {"openConnections": connections, "drained": drained}
 
     def enter(self, phase: str, message: str) -> None:
         """Enter a phase, or change the message of the present one."""

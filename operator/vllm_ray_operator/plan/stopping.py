@@ -16,8 +16,11 @@ from vllm_ray_operator.plan.starting import backoff_message
 from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job
 
 SLOW_FENCE_SECONDS = 5.0
-# How long it may take until no client is sent to an endpoint any more that has left the traffic.
-PROPAGATION_SECONDS = 3.0
+# How long it may take until no client is sent to an endpoint any more that has left the traffic: each kube-proxy learns
+# of the EndpointSlice by a watch, and gathers changes for about a second before it rewrites its rules.
+PROPAGATION_SECONDS = 5.0
+# Between two looks at a launcher whose drain is waited for: who is connected makes no new version, so nothing wakes us.
+DRAIN_POLL_SECONDS = 2.0
 
 
 def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted: bool) -> None:
@@ -128,14 +131,14 @@ def begun(stop: Stop) -> datetime:
 
 
 def _drain(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView) -> Attempt:
-    """Wait until the engine's requests are done: the launcher says so, time is up, or there is no engine any more."""
+    """Wait until the engine's clients are gone: the launcher says so, time is up, or there is no engine any more."""
     gone = fence.head_lost(attempt, aim.world) or (view.job is not None and not runs(view))
     settled = (aim.now - stored.time).total_seconds() >= PROPAGATION_SECONDS
     drained = settled and view.engine is not None and view.engine.drained is True
     left = (stored.drain_deadline - aim.now).total_seconds() if stored.drain_deadline else 0.0
     if gone or drained or left <= 0:
         return attempt.model_copy(update={"stop": stored.model_copy(update={"drained_time": aim.now})})
-    draft.wake(min(left, PROPAGATION_SECONDS))
+    draft.wake(min(left, DRAIN_POLL_SECONDS))
     return attempt
 
 

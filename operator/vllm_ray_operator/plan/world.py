@@ -132,7 +132,7 @@ class EngineState:
     reason: str = ""
     ranks: tuple[tuple[int, str, tuple[str, ...]], ...] = ()  # (rank, instance id, node ips)
     cause: Mapping[str, str] | None = None
-    drained: bool | None = None  # whether no request is left; None when the launcher does not count them
+    drained: bool | None = None  # whether no client has a connection any more; None when the launcher cannot tell
 
 
 @dataclass(frozen=True)

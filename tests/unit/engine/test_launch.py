@@ -168,7 +168,7 @@ def test_engine_that_does_not_get_ready(launch: Launch) -> None:
     launch.start(startupTimeoutSeconds=2)
     code, result = launch.end()
     assert (code, result["reason"]) == (1, "StartupTimeout")
-    assert "the engine does not listen yet" in result["message"]
+    assert "the engine does not listen" in result["message"]
     assert launch.left() == []
 
 
@@ -303,6 +303,35 @@ def test_dead_engine_that_does_not_exit_is_ended(launch: Launch) -> None:
     launch.wait_phase("Serving")
     launch.tell(health="503")
     assert "/health answers 503" in launch.end()[1]["message"]
+
+
+def test_a_dead_engine_that_then_stops_to_listen_is_ended(launch: Launch) -> None:
+    launch.start(patience=3)
+    launch.wait_phase("Serving")
+    launch.tell(health="503")
+    wait_for("unready", lambda: not launch.state()["health"]["ready"])
+    launch.tell(closed="")
+    assert launch.end()[1]["message"] == "the engine cannot go on: the engine does not listen"
+
+
+def test_engine_that_lives_but_does_not_listen_is_ended(launch: Launch) -> None:
+    launch.start(silence=1)
+    launch.wait_phase("Serving")
+    launch.tell(closed="")
+    assert launch.end()[1]["reason"] == "EngineHung"
+    assert launch.left() == []
+
+
+def test_drained_while_no_client_is_connected(launch: Launch) -> None:
+    launch.start()
+    launch.wait_phase("Serving")
+    wait_for("drained", lambda: launch.state()["drained"])
+    version = launch.state()["version"]
+    with socket.create_connection(("127.0.0.1", launch.port)):
+        wait_for("the client to be seen", lambda: launch.state()["drained"] is False)
+        assert launch.state()["openConnections"] == 1
+    wait_for("drained again", lambda: launch.state()["drained"])
+    assert launch.state()["version"] == version, "nobody is woken by clients"
 
 
 def test_hung_engine_is_ended(launch: Launch) -> None:

@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import time
+from pathlib import Path
 
+import pytest
+
+from vllm_ray_engine import launch
 from vllm_ray_engine.launcher import output
 from vllm_ray_engine.launcher.output import EngineOutput
 
@@ -62,3 +67,26 @@ def test_nothing_is_passed_on_after_the_finish() -> None:
     os.write(pipe.write, b"late\n")
     pipe.close()
     assert pipe.sink.getvalue() == b""
+
+
+def test_a_full_disk_does_not_stop_the_reading() -> None:
+    read, write = os.pipe()
+    with Path("/dev/full").open("wb", buffering=0) as sink, os.fdopen(read, "rb") as pipe:
+        engine_output = EngineOutput(pipe, sink)
+        os.set_blocking(write, False)
+        for number in range(100):
+            os.write(write, b"x" * 10000 + b"\n")
+            deadline = time.monotonic() + 5
+            while len(engine_output.lines()) <= number:
+                assert time.monotonic() < deadline, f"the reader stopped after {number} lines"
+                time.sleep(0.001)
+        os.close(write)
+        engine_output.finish(5)
+
+
+def test_what_we_say_ourselves_may_be_lost_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        output.say("something")
+        launch.print_result(None)
+        monkeypatch.undo()

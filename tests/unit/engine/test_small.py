@@ -44,7 +44,7 @@ def test_cause_has_a_known_reason() -> None:
 
 JUDGED = {
     "all well": (Probe(200, ("tiny",)), 2, False, ""),
-    "no answer": (Probe(None, error="the engine does not listen yet"), 2, False, "the engine does not listen yet"),
+    "no answer": (Probe(None, error="the engine does not listen"), 2, False, "the engine does not listen"),
     "dead engine": (Probe(503, error="/health answers 503"), 2, False, "/health answers 503"),
     "other model": (Probe(200, ("other",)), 2, False, "/v1/models does not list tiny"),
     "dead worker behind a healthy answer": (Probe(200, ("tiny",)), 1, False, "1 of 2 workers are alive"),
@@ -68,7 +68,7 @@ STEADY: dict[str, tuple[list[tuple[Probe, int]], list[bool]]] = {
     "three in a row": ([(WELL, 2), (SLOW, 2), (SLOW, 2), (SLOW, 2)], [True, True, True, False]),
     "not in a row": ([(WELL, 2), *[(SLOW, 2), (SLOW, 2), (WELL, 2)] * 2], [True] * 7),
     "an answer that says dead": ([(WELL, 2), (Probe(503, error="/health answers 503"), 2)], [True, False]),
-    "nobody listens": ([(WELL, 2), (Probe(None, error="the engine does not listen yet"), 2)], [True, False]),
+    "nobody listens": ([(WELL, 2), (Probe(None, error="the engine does not listen"), 2)], [True, False]),
     "a slow answer and a dead worker": ([(WELL, 2), (SLOW, 1)], [True, False]),
     "a slow answer before the first good one": ([(SLOW, 2), (WELL, 2)], [False, True]),
     "a slow answer after a bad one": ([(Probe(503, error="dead"), 2), (SLOW, 2)], [False, False]),
@@ -93,6 +93,22 @@ def test_silence_is_measured_from_the_last_answer() -> None:
     patience.judge(well, WELL, well, 10.0)
     patience.judge(well, SLOW, well, 20.0)
     assert patience.silent_seconds(25.0) == 15
+
+
+def test_a_closed_port_is_no_answer() -> None:
+    patience, well = health.Patience(), judge(configure(), WELL, 2, ray_silent=False)
+    patience.judge(well, WELL, well, 10.0)
+    patience.judge(well, Probe(None, error="the engine does not listen"), well, 20.0)
+    assert patience.silent_seconds(25.0) == 15
+
+
+def test_an_engine_is_dead_until_it_answers_otherwise() -> None:
+    patience, well = health.Patience(), judge(configure(), WELL, 2, ray_silent=False)
+    dead = []
+    for probed in (WELL, Probe(503, error="/health answers 503"), Probe(None, error="refused"), SLOW, WELL):
+        patience.judge(well, probed, well, 0.0)
+        dead.append(patience.dead)
+    assert dead == [False, True, True, True, False]
 
 
 ANSWERS: dict[str, tuple[dict[str, tuple[int, bytes]], Probe]] = {
@@ -154,7 +170,7 @@ def test_probe_of_a_hung_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_probe_of_nothing() -> None:
-    assert health.probe(configure(port=free_port()), "key") == Probe(None, error="the engine does not listen yet")
+    assert health.probe(configure(port=free_port()), "key") == Probe(None, error="the engine does not listen")
 
 
 METRICS = {

@@ -20,6 +20,14 @@ def test_version_grows_only_with_a_real_change() -> None:
     assert state.read()["version"] == first["version"] + 1
 
 
+def test_clients_that_come_and_go_wake_no_reader() -> None:
+    state = State(configure())
+    before = state.read()
+    state.observe_traffic(0, True)
+    assert state.read() == before | {"openConnections": 0, "drained": True}
+    assert state.read(since=before["version"], wait_seconds=0.05)["version"] == before["version"]
+
+
 def test_a_message_does_not_change_the_time_of_the_phase() -> None:
     state = State(configure())
     state.update(since="2026-01-01T00:00:00Z")

@@ -378,10 +378,12 @@ def test_a_launcher_that_counts_ends_the_drain() -> None:
     assert scene.phase == "Draining"
     scene.see(build.view(build.job(), engine=build.engine(drained=True)))
     assert [a for a in scene.step() if not isinstance(a, SubmitJob)] == [], "clients may still be sent to it"
-    scene.now = build.later(3)
+    scene.now = build.later(4)
+    assert [a for a in scene.step() if not isinstance(a, SubmitJob)] == [], "not every kube-proxy may know yet"
+    scene.now = build.later(5)
     scene.see(build.view(build.job(), engine=build.engine(drained=False)))
     scene.step()
-    assert scene.phase == "Draining", "one is still served"
+    assert scene.phase == "Draining", "one is still connected"
     scene.see(build.view(build.job(), engine=build.engine(drained=True)))
     scene.step()
     assert [type(a).__name__ for a in scene.step()] == ["StopJob"]

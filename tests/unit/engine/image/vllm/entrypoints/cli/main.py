@@ -1,4 +1,6 @@
-"""An engine. The file `engine` in FAKE_WORLD holds what it does; `health` the status that /health answers."""
+"""An engine. The file `engine` in FAKE_WORLD holds what it does; `health` the status that /health answers;
+once there is a file `closed`, it lives on but does not listen any more.
+"""
 
 import json
 import os
@@ -70,6 +72,13 @@ def handler(args):
     return Handler
 
 
+class Server(ThreadingHTTPServer):
+    def service_actions(self):
+        if (WORLD / "closed").exists():
+            self.server_close()
+            time.sleep(600)
+
+
 def end(*_):
     (WORLD / "ended").write_text("without accelerators" if (WORLD / "removed").exists() else "with accelerators")
     os._exit(0)
@@ -97,4 +106,4 @@ def main():
         time.sleep(600)
     subprocess.Popen([sys.executable, "-c", STUBBORN])
     signal.signal(signal.SIGTERM, signal.SIG_IGN if does == "stubborn" else end)
-    ThreadingHTTPServer(("127.0.0.1", args.port), handler(args)).serve_forever()
+    Server(("127.0.0.1", args.port), handler(args)).serve_forever()
