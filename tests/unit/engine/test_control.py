@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import http.client
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -101,9 +103,11 @@ def test_slow_requests_of_strangers_end(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(control, "STRANGER_SECONDS", 0.3)
     for url in serve(TOKEN):
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        with socket.create_connection(address) as slow, socket.create_connection(address) as operator:
-            operator.sendall(f"GET /v1/state HTTP/1.1\r\nAuthorization: Bearer {CREDENTIAL}\r\n\r\n".encode())
-            assert operator.recv(10000).startswith(b"HTTP/1.1 200")
+        operator = http.client.HTTPConnection(*address, timeout=10)
+        with socket.create_connection(address) as slow, contextlib.closing(operator):
+            operator.request("GET", "/v1/state", headers={"Authorization": f"Bearer {CREDENTIAL}"})
+            assert json.load(operator.getresponse())["phase"] == "Checking"
+            known = operator.sock
             slow.settimeout(0.05)
             deadline, ended = time.monotonic() + 5, False
             while not ended:
@@ -114,9 +118,9 @@ def test_slow_requests_of_strangers_end(monkeypatch: pytest.MonkeyPatch) -> None
                         ended = slow.recv(100) == b""
                     except ConnectionError:
                         ended = True
-            operator.sendall(f"GET /v1/state HTTP/1.1\r\nAuthorization: Bearer {CREDENTIAL}\r\n\r\n".encode())
-            operator.settimeout(10)
-            assert b"200" in operator.recv(10000), "who is known may stay"
+            operator.request("GET", "/v1/state", headers={"Authorization": f"Bearer {CREDENTIAL}"})
+            assert json.load(operator.getresponse())["phase"] == "Checking"
+            assert operator.sock is known, "who is known may stay"
 
 
 TOKENS = {
