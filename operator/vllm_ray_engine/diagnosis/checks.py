@@ -1,16 +1,19 @@
 """The doctor's checks: each judges the facts of one node and says what to do about what it finds.
 
-An error is what certainly ends an engine; what only might is a warning.
+An error is what certainly ends an engine, for it ends the attempt; what only might, or not with every vLLM or with
+every argument, is a warning.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_ray_engine import reasons, versions
 from vllm_ray_engine.diagnosis.facts import Facts
+from vllm_ray_engine.diagnosis.model_files import ModelFiles
 from vllm_ray_engine.reasons import UnsupportedVersion
 
 OK = "ok"
@@ -21,7 +24,9 @@ QUEUE_CHUNKS = 10
 RESPONSE_CHUNK = 24 << 20
 BROADCAST_CHUNK_MIB = 16
 """vLLM's queues in shared memory (0.32: shm_broadcast.py, ray_executor_v2.py): one for every worker beside the engine
-core, and one for all of them. vLLM refuses to make one that is larger than what is free."""
+core, and one for all of them."""
+REFUSES_QUEUES = (0, 32)
+"""A vLLM that is known to refuse to make a queue larger than what is free; 0.21 makes it, and may never fill it."""
 LEAST_FREE = 1 << 30
 """Bytes in a folder for caches or temporary files, below which a warning is given."""
 SOCKET_PATH = 107
@@ -105,25 +110,30 @@ def vllm_port(facts: Facts) -> Verdict | None:
     value = facts.environment.get("VLLM_PORT")
     if value is None:
         return Verdict(OK, "VLLM_PORT is not set")
-    if value.isdigit() and 0 < int(value) < 65536:
-        return Verdict(OK, f"VLLM_PORT is {value}: ports of vLLM's own are looked for from there")
     remedy = "unset it"
+    try:
+        port = int(value)
+    except ValueError:
+        port = -1
+    if 0 < port < 65536:
+        return Verdict(OK, f"VLLM_PORT is {value}: ports of vLLM's own are looked for from there")
+    if port == 0:
+        return Verdict(WARNING, "VLLM_PORT is 0, which vLLM may hand on as a port", remedy)
     if "://" in value:
         remedy = "a Service called vllm sets it: rename the Service, or set enableServiceLinks: false in the template"
     return Verdict(ERROR, f"VLLM_PORT is {value!r} and no port", remedy, reasons.INVALID_ENVIRONMENT)
 
 
 def vllm_host_ip(facts: Facts) -> Verdict | None:
-    """VLLM_HOST_IP is an address of this pod."""
+    """VLLM_HOST_IP is an address of this pod. Never an error: not every engine binds it."""
     value = facts.environment.get("VLLM_HOST_IP")
     remedy = "take it from the pod's status.podIP, or unset it"
     if not value:
         return Verdict(OK, "VLLM_HOST_IP is not set: vLLM takes the address that leads out of the pod")
     if facts.own_address is None:
-        return Verdict(ERROR, f"VLLM_HOST_IP is {value!r} and no address", remedy, reasons.INVALID_ENVIRONMENT)
+        return Verdict(WARNING, f"VLLM_HOST_IP is {value!r} and no address", remedy)
     if not facts.own_address:
-        message = f"VLLM_HOST_IP is {value}, which is no address of this pod"
-        return Verdict(ERROR, message, remedy, reasons.INVALID_ENVIRONMENT)
+        return Verdict(WARNING, f"VLLM_HOST_IP is {value}, which is no address of this pod", remedy)
     if ipaddress.ip_address(value).is_loopback and facts.node_environment is None:
         return Verdict(WARNING, f"VLLM_HOST_IP is {value}: workers in other pods cannot reach it", remedy)
     return Verdict(OK, f"VLLM_HOST_IP {value} is an address of this pod")
@@ -133,7 +143,7 @@ def shared_memory(facts: Facts) -> Verdict | None:
     """Shared memory has room for vLLM's queues between processes."""
     free = facts.shared_memory
     if free is None:
-        return Verdict(ERROR, "there is no /dev/shm", "mount an emptyDir of medium Memory there", reasons.SHARED_MEMORY)
+        return _too_little(facts, "there is no /dev/shm", "mount an emptyDir of medium Memory there")
     chunk = facts.environment.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "")
     broadcast = QUEUE_CHUNKS * ((int(chunk) if chunk.isdecimal() else BROADCAST_CHUNK_MIB) << 20)
     response = QUEUE_CHUNKS * RESPONSE_CHUNK
@@ -142,10 +152,19 @@ def shared_memory(facts: Facts) -> Verdict | None:
     remedy = "raise spec.engine.shmSize"
     if workers and free < max(broadcast, response):
         needed = _size(max(broadcast, response))
-        return Verdict(ERROR, f"{message}; vLLM's queues need {needed} each", remedy, reasons.SHARED_MEMORY)
+        return _too_little(facts, f"{message}; vLLM's queues need {needed} each", remedy)
     if free < broadcast + workers * response:
         return Verdict(WARNING, f"{message}; the queues of {workers} workers can grow beyond that", remedy)
     return Verdict(OK, message)
+
+
+def _too_little(facts: Facts, message: str, remedy: str) -> Verdict:
+    vllm = re.match(r"(\d+)\.(\d+)", facts.versions.get("vllm") or "")
+    refuses = vllm is not None and (int(vllm[1]), int(vllm[2])) >= REFUSES_QUEUES
+    # The classic executor has no such queues.
+    if refuses and facts.environment.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") == "1":
+        return Verdict(ERROR, message, remedy, reasons.SHARED_MEMORY)
+    return Verdict(WARNING, message, remedy)
 
 
 def ports(facts: Facts) -> Verdict | None:
@@ -170,23 +189,38 @@ def model_path(facts: Facts) -> Verdict | None:
     if not files.exists:
         remedy = "check spec.model.uri and the volume that should hold it"
         return Verdict(ERROR, f"there is no {model} in this pod", remedy, reasons.MODEL_NOT_FOUND)
+    what = "; ".join(files.damaged[:3])
+    remedy, reason = "copy or download the model again", reasons.MODEL_INVALID
     if not files.readable:
-        what = "; ".join(files.damaged) or "the folder may not be entered"
         remedy = "check the volume's permissions and the pod's user (securityContext)"
-        return Verdict(ERROR, f"{model}: {what}", remedy, reasons.PERMISSION_DENIED)
-    if files.damaged:
-        remedy = "copy or download the model again"
-        return Verdict(ERROR, f"{model}: {'; '.join(files.damaged[:3])}", remedy, reasons.MODEL_INVALID)
-    return _model_parts(facts)
+        reason = reasons.PERMISSION_DENIED
+    if not files.readable and not what:
+        return Verdict(ERROR, f"{model}: the folder may not be entered", remedy, reason)
+    if what and _reads_as_usual(facts, files):
+        return Verdict(ERROR, f"{model}: {what}", remedy, reason)
+    return _model_parts(facts, files)
 
 
-def _model_parts(facts: Facts) -> Verdict:
-    model, files, wanted = facts.wanted.model, facts.model, facts.wanted
-    assert files is not None  # noqa: S101  for the type checker
-    if not files.weights and wanted.flag("--load-format") in {None, "auto", "safetensors", "pt"}:
+def _reads_as_usual(facts: Facts, files: ModelFiles) -> bool:
+    """Return whether vLLM certainly reads the files that it reads by default."""
+    return (
+        not files.two_formats
+        and facts.wanted.flag("--load-format") in {None, "auto", "hf", "safetensors"}
+        and facts.wanted.flag("--config-format") in {None, "auto", "hf"}
+        and facts.wanted.flag("--hf-config-path") is None
+    )
+
+
+def _model_parts(facts: Facts, files: ModelFiles) -> Verdict:
+    model, wanted = facts.wanted.model, facts.wanted
+    if not files.weights and wanted.flag("--load-format") in {None, "auto", "hf", "safetensors", "pt"}:
         return Verdict(ERROR, f"{model} holds no model weights", "check spec.model.uri", reasons.MODEL_NOT_FOUND)
-    if not files.config and wanted.flag("--hf-config-path") is None:
+    usual = wanted.flag("--config-format") in {None, "auto", "hf", "mistral"}
+    if not files.config and usual and wanted.flag("--hf-config-path") is None:
         return Verdict(ERROR, f"{model} has no config.json", "check spec.model.uri", reasons.MODEL_INVALID)
+    if suspect := (*files.damaged, *files.doubtful):
+        remedy = "it may not be read; if it is, copy or download the model again"
+        return Verdict(WARNING, f"{model}: {'; '.join(suspect[:3])}", remedy)
     if not files.tokenizer and wanted.flag("--tokenizer") is None and wanted.flag("--skip-tokenizer-init") is None:
         return Verdict(WARNING, f"{model} has no tokenizer", "add its files, or name one by --tokenizer")
     return Verdict(OK, f"{model} can be read")
@@ -219,8 +253,7 @@ def writable_folders(facts: Facts) -> Verdict | None:
         return Verdict(OK, "caches and temporary files can be written")
     listed = ", ".join(f"{path} ({name})" for name, path in closed.items())
     remedy = "mount a volume there, or set the variable to a folder that the pod's user may write"
-    if "TMPDIR" in closed:
-        return Verdict(ERROR, f"cannot be written: {listed}", remedy, reasons.PERMISSION_DENIED)
+    # Not even TMPDIR is one to end for: Python takes the next folder then.
     return Verdict(WARNING, f"cannot be written: {listed}", remedy)
 
 
@@ -245,11 +278,14 @@ def executable_folders(facts: Facts) -> Verdict | None:
 
 def socket_path(facts: Facts) -> Verdict | None:
     """The folder for sockets is short enough for the paths of sockets."""
-    folder = facts.environment.get("VLLM_RPC_BASE_PATH") or facts.folders["TMPDIR"].path
+    given = facts.environment.get("VLLM_RPC_BASE_PATH")
+    folder = given or facts.folders["TMPDIR"].path
     if len(folder) + SOCKET_NAME <= SOCKET_PATH:
         return None
     remedy = "use a shorter TMPDIR or VLLM_RPC_BASE_PATH"
     message = f"{folder} is too long for the sockets that vLLM makes in it"
+    if not given:  # an attempt takes /tmp instead (debris.py)
+        return Verdict(WARNING, message, remedy)
     return Verdict(ERROR, message, remedy, reasons.INVALID_ENVIRONMENT)
 
 

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import socket
+import string
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Wanted:
 
     def flag(self, name: str) -> str | None:
         """Return the value of a flag in the arguments, '' for one without a value, None when it is not given."""
-        for index, argument in enumerate(self.args):
+        for index, argument in reversed(list(enumerate(self.args))):  # the last one counts
             given, _, value = argument.partition("=")
             if given.replace("_", "-") == name:
                 following = self.args[index + 1 : index + 2]
@@ -138,15 +139,27 @@ def folders(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the folders that an engine writes to, by the variable that names each."""
     home = environment.get("HOME") or str(Path.home())
     cache = environment.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    hub = environment.get("HF_HOME") or f"{cache}/huggingface"
     return {
         "TMPDIR": environment.get("TMPDIR") or tempfile.gettempdir(),
-        "HF_HOME": environment.get("HF_HUB_CACHE") or f"{hub}/hub",
+        "HF_HOME": _hub_cache(environment, home),
         "VLLM_CACHE_ROOT": environment.get("VLLM_CACHE_ROOT") or f"{cache}/vllm",
         "TORCHINDUCTOR_CACHE_DIR": environment.get("TORCHINDUCTOR_CACHE_DIR")
         or f"{environment.get('TMPDIR') or '/tmp'}/torchinductor_{_user()}",  # noqa: S108
         "TRITON_CACHE_DIR": environment.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache",
     }
+
+
+def _hub_cache(environment: Mapping[str, str], home: str) -> str:
+    """Return where huggingface_hub keeps models, as its constants.py finds it."""
+
+    def expanded(path: str) -> str:
+        path = home + path[1:] if path == "~" or path.startswith("~/") else path
+        return string.Template(path).safe_substitute(environment)
+
+    cache = environment.get("XDG_CACHE_HOME", f"{home}/.cache")
+    hub = expanded(environment.get("HF_HOME", str(Path(cache, "huggingface"))))
+    older = environment.get("HUGGINGFACE_HUB_CACHE", str(Path(hub, "hub")))
+    return expanded(environment.get("HF_HUB_CACHE", older))
 
 
 def _user() -> str:

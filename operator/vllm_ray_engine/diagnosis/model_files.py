@@ -24,7 +24,9 @@ _LFS_POINTER = b"version "
 class ModelFiles:
     """A model's folder, or the single file that a model may be.
 
-    config, tokenizer, weights: whether such a file is there. damaged: what is wrong with its files, in words.
+    readable: whether the folder and what vLLM reads of it by default may be read. config, tokenizer, weights: whether
+    such a file is there. damaged: what is wrong with files that vLLM reads by default, in words. doubtful: the same of
+    other files. two_formats: there are weights in Mistral's own format; what is read depends on more than the folder.
     """
 
     exists: bool
@@ -33,10 +35,12 @@ class ModelFiles:
     tokenizer: bool = False
     weights: bool = False
     damaged: tuple[str, ...] = field(default=())
+    doubtful: tuple[str, ...] = field(default=())
+    two_formats: bool = False
 
 
 def look(path: Path) -> ModelFiles:
-    """Look at a model; reads the first bytes of its weights only."""
+    """Look at a model; reads the first bytes of its weights only. Which files vLLM reads: default_loader.py."""
     try:
         path.stat()
     except PermissionError:
@@ -48,24 +52,36 @@ def look(path: Path) -> ModelFiles:
         return ModelFiles(exists=True, readable=readable, config=True, tokenizer=True, weights=True)
     if not os.access(path, os.R_OK | os.X_OK):
         return ModelFiles(exists=True)
-    names = sorted(entry.name for entry in path.iterdir())
+    # As vLLM looks for weights, which leaves out hidden files.
+    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     closed = [name for name in names if name.endswith((".json", *WEIGHTS)) and not os.access(path / name, os.R_OK)]
-    damaged = [f"{name} may not be read" for name in closed]
-    for name in names:
-        if name.endswith(".safetensors") and name not in closed and (problem := _problem(path / name)):
-            damaged.append(f"{name} {problem}")
-    if _INDEX in names and _INDEX not in closed:
-        damaged += [f"{name} is missing" for name in _indexed(path / _INDEX) if name not in names]
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    problems = dict.fromkeys(closed, "may not be read")
+    for name in tensors:
+        if name not in closed and (problem := _problem(path / name)):
+            problems[name] = problem
     for name in CONFIGS:
         if name in names and name not in closed and not _is_json(path / name):
-            damaged.append(f"{name} is no JSON")
+            problems[name] = "is no JSON"
+    read = {"config.json", *tensors}
+    if tensors and _INDEX in names:  # without such files vLLM reads others, and no index
+        indexed = _indexed(path / _INDEX)
+        # vLLM leaves out what the index does not name (filter_duplicate_safetensors_files).
+        read = {"config.json", _INDEX, *indexed}
+        problems.update({name: "is missing" for name in indexed if not os.path.lexists(path / name)})
+        if not indexed and _INDEX not in closed:
+            problems[_INDEX] = "names no weights"
+    damaged = [f"{name} {problem}" for name, problem in problems.items() if name in read]
     return ModelFiles(
         exists=True,
-        readable=not closed,
+        readable=read.isdisjoint(closed),
         config=any(name in names for name in CONFIGS) or any(name.endswith(".gguf") for name in names),
         tokenizer=any(name in names for name in TOKENIZERS) or any(name.endswith(".gguf") for name in names),
-        weights=any(name.endswith(WEIGHTS) for name in names),
+        # Some models have theirs one folder below.
+        weights=any(entry.name.endswith(WEIGHTS) for entry in (*path.glob("*"), *path.glob("*/*"))),
         damaged=tuple(damaged),
+        doubtful=tuple(f"{name} {problem}" for name, problem in problems.items() if name not in read),
+        two_formats=any(name.startswith("consolidated") for name in tensors),
     )
 
 

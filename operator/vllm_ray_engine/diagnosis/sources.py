@@ -32,6 +32,8 @@ def _defines(module: str, path: list[str]) -> bool:
     name, *rest = path
     answers = (_answer(module, statement, name, rest) for statement in _statements(tree.body))
     found = next((answer for answer in answers if answer is not None), None)
+    if found is None and any(_binds(statement, "__getattr__") for statement in _statements(tree.body)):
+        return True  # names are made when they are asked for
     return (_parse(f"{module}.{name}") is not None and not rest) if found is None else found
 
 

@@ -19,7 +19,7 @@ PHASE = "Standby"
 
 # Found out by a standby, these would end any start: no engine that serves is given up for them.
 FAULTS_OF_THE_SPEC = frozenset(
-    {"InvalidArguments", "OwnedArgument", "ModelNotFound", "ModelAccessDenied", "UnsupportedVersion"}
+    {"InvalidArguments", "OwnedArgument", "ModelNotFound", "ModelAccessDenied", "ModelInvalid", "UnsupportedVersion"}
 )
 
 

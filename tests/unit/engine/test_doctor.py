@@ -79,11 +79,12 @@ CASES: dict[str, tuple[Check, dict[str, Any], str, str]] = {
     "VLLM_PORT is no port": (checks.vllm_port, env(VLLM_PORT="70000"), ERROR, "InvalidEnvironment: 70000"),
     "no VLLM_HOST_IP": (checks.vllm_host_ip, {}, OK, "not set"),
     "VLLM_HOST_IP": (checks.vllm_host_ip, env(VLLM_HOST_IP="10.0.0.1") | {"own_address": True}, OK, "an address of"),
+    "VLLM_PORT that any port is": (checks.vllm_port, env(VLLM_PORT="0"), WARNING, "is 0"),
+    "VLLM_PORT with spaces": (checks.vllm_port, env(VLLM_PORT=" 20000 "), OK, "20000"),
     "VLLM_HOST_IP of another": (
-        checks.vllm_host_ip, env(VLLM_HOST_IP="10.0.0.9") | {"own_address": False}, ERROR,
-        "InvalidEnvironment: no address of this pod",
+        checks.vllm_host_ip, env(VLLM_HOST_IP="10.0.0.9") | {"own_address": False}, WARNING, "no address of this pod",
     ),
-    "VLLM_HOST_IP is a name": (checks.vllm_host_ip, env(VLLM_HOST_IP="pod"), ERROR, "InvalidEnvironment: no address"),
+    "VLLM_HOST_IP is a name": (checks.vllm_host_ip, env(VLLM_HOST_IP="pod"), WARNING, "no address"),
     "VLLM_HOST_IP is the loopback": (
         checks.vllm_host_ip, env(VLLM_HOST_IP="127.0.0.1") | {"own_address": True}, WARNING, "cannot reach it",
     ),
@@ -101,6 +102,12 @@ CASES: dict[str, tuple[Check, dict[str, Any], str, str]] = {
     "larger queues": (
         checks.shared_memory, env(VLLM_MQ_MAX_CHUNK_BYTES_MB="1024"), ERROR, "SharedMemory: need 10.0 GiB",
     ),
+    "little shared memory of a vLLM that does not refuse it": (
+        checks.shared_memory, {"shared_memory": 64 * MIB, "versions": {"vllm": "0.21.0"}}, WARNING, "64 MiB",
+    ),
+    "little shared memory of the classic executor": (
+        checks.shared_memory, env(VLLM_USE_RAY_V2_EXECUTOR_BACKEND="0") | {"shared_memory": 64 * MIB}, WARNING, "64",
+    ),
     "no shared memory": (checks.shared_memory, {"shared_memory": None}, ERROR, "SharedMemory: no /dev/shm"),
     "free port": (checks.ports, {}, OK, "8000"),
     "port in use": (checks.ports, {"ports_taken": (8000,)}, ERROR, "PortInUse: port 8000 of the engine"),
@@ -114,6 +121,22 @@ CASES: dict[str, tuple[Check, dict[str, Any], str, str]] = {
     "damaged model": (
         checks.model_path, {"model": replace(WHOLE, damaged=("a.safetensors is cut off",))}, ERROR,
         "ModelInvalid: a.safetensors is cut off",
+    ),
+    "damaged model whose weights are not read": (
+        checks.model_path, args("--load-format", "auto", "--load-format=dummy", damaged=("a is cut off",)), WARNING,
+        "a is cut off",
+    ),
+    "damaged config.json that is not read": (
+        checks.model_path, args("--hf-config-path=/x", damaged=("config.json is no JSON",)), WARNING, "is no JSON",
+    ),
+    "damaged model in two formats": (
+        checks.model_path, args(damaged=("a.safetensors is cut off",), two_formats=True), WARNING, "is cut off",
+    ),
+    "damaged file that is not read": (
+        checks.model_path, args(doubtful=("b.safetensors is cut off",)), WARNING, "b.safetensors is cut off",
+    ),
+    "config.json in a format of its own": (
+        checks.model_path, args("--config-format", "mine", config=False), OK, "can be read",
     ),
     "no weights": (checks.model_path, args(weights=False), ERROR, "ModelNotFound: no model weights"),
     "no weights, none wanted": (checks.model_path, args("--load-format", "dummy", weights=False), OK, "can be read"),
@@ -134,13 +157,14 @@ CASES: dict[str, tuple[Check, dict[str, Any], str, str]] = {
         checks.writable_folders, NAMED | folder("HF_HOME", writable=False), WARNING, "HF_HOME",
     ),
     "closed hub cache of a path": (checks.writable_folders, folder("HF_HOME", writable=False), OK, "can be written"),
-    "closed temporary folder": (
-        checks.writable_folders, folder("TMPDIR", writable=False), ERROR, "PermissionDenied: TMPDIR",
-    ),
+    "closed temporary folder": (checks.writable_folders, folder("TMPDIR", writable=False), WARNING, "TMPDIR"),
     "room": (checks.free_space, {}, OK, "have room"),
     "little room": (checks.free_space, folder("HF_HOME", free=MIB), WARNING, "/tmp/HF_HOME (1 MiB)"),
     "noexec": (checks.executable_folders, folder("TRITON_CACHE_DIR", executable=False), WARNING, "noexec"),
-    "long folder for sockets": (checks.socket_path, folder("TMPDIR", path="/" + "x" * 70), ERROR, "InvalidEnvironment"),
+    "long temporary folder": (checks.socket_path, folder("TMPDIR", path="/" + "x" * 70), WARNING, "too long for"),
+    "long folder for sockets": (
+        checks.socket_path, env(VLLM_RPC_BASE_PATH="/" + "x" * 70), ERROR, "InvalidEnvironment: too long for",
+    ),
     "short folder for sockets": (
         checks.socket_path, folder("TMPDIR", path="/" + "x" * 70) | env(VLLM_RPC_BASE_PATH="/run"), "none", "",
     ),

@@ -54,6 +54,55 @@ def test_missing_shard(model: Path) -> None:
     assert model_files.look(model).damaged == ("model-2.safetensors is missing",)
 
 
+INDEX = {"weight_map": {"a": "model.safetensors"}}
+
+
+def test_file_outside_of_the_index_is_doubtful_only(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps(INDEX))
+    (model / "consolidated.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    safetensors(model / "part.safetensors", missing=1)
+    seen = model_files.look(model)
+    assert (seen.damaged, seen.readable) == ((), True)
+    assert [problem.split()[0] for problem in seen.doubtful] == ["consolidated.safetensors", "part.safetensors"]
+    safetensors(model / "model.safetensors", missing=1)
+    assert [problem.split()[0] for problem in model_files.look(model).damaged] == ["model.safetensors"]
+
+
+def test_closed_file_that_vllm_does_not_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "training_args.bin").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path).name != "training_args.bin")
+    seen = model_files.look(model)
+    assert (seen.readable, seen.damaged, seen.doubtful) == (True, (), ("training_args.bin may not be read",))
+
+
+def test_index_that_vllm_does_not_read(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    (model / "model.safetensors.index.json").write_text(json.dumps(INDEX))
+    assert model_files.look(model) == model_files.ModelFiles(True, True, True, True, True)
+
+
+def test_index_that_names_nothing(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text("version https://git-lfs.github.com/spec/v1")
+    assert model_files.look(model).damaged == ("model.safetensors.index.json names no weights",)
+
+
+def test_hidden_files_are_not_weights(model: Path) -> None:
+    (model / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert model_files.look(model).damaged == ()
+
+
+def test_weights_in_mistrals_own_format_too(model: Path) -> None:
+    assert not model_files.look(model).two_formats
+    safetensors(model / "consolidated-00001-of-00002.safetensors")
+    assert model_files.look(model).two_formats
+
+
+def test_weights_one_folder_below(model: Path) -> None:
+    (model / "transformer").mkdir()
+    (model / "model.safetensors").rename(model / "transformer" / "model.safetensors")
+    assert model_files.look(model).weights
+
+
 def test_config_that_is_no_json(model: Path) -> None:
     (model / "config.json").write_text("{")
     assert model_files.look(model).damaged == ("config.json is no JSON",)
@@ -111,6 +160,23 @@ def test_folders_follow_the_environment(tmp_path: Path) -> None:
     seen = facts._folder(str(tmp_path / "not" / "made" / "yet"))
     assert seen.writable
     assert seen.free > 0
+
+
+HUB_CACHES: list[tuple[dict[str, str], str]] = [
+    # As huggingface_hub.constants has it.
+    ({}, "/home/ray/.cache/huggingface/hub"),
+    ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/huggingface/hub"),
+    ({"XDG_CACHE_HOME": "/xdg", "HF_HOME": "/home"}, "/home/hub"),
+    ({"HF_HOME": "~/hf"}, "/home/ray/hf/hub"),
+    ({"HF_HOME": "/home", "HUGGINGFACE_HUB_CACHE": "/older"}, "/older"),
+    ({"HF_HOME": "/home", "HUGGINGFACE_HUB_CACHE": "/older", "HF_HUB_CACHE": "/hub"}, "/hub"),
+    ({"VOLUME": "/v", "HF_HUB_CACHE": "$VOLUME/${VOLUME}/$NONE"}, "/v//v/$NONE"),
+]
+
+
+@pytest.mark.parametrize(("environment", "expected"), HUB_CACHES)
+def test_cache_of_the_hub_is_where_its_library_has_it(environment: dict[str, str], expected: str) -> None:
+    assert facts.folders({"HOME": "/home/ray"} | environment)["HF_HOME"] == expected
 
 
 def test_model_behind_a_closed_folder(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +242,7 @@ SOURCE = {
         "try:\n    import nothing\nexcept ImportError:\n    fallback = None\n"
     ),
     "base.py": "from elsewhere import Unreadable\nclass Base:\n    @staticmethod\n    def inherited(): ...\n",
+    "lazy.py": "def __getattr__(name): ...\n",
     "star.py": "from pack.inner import *\n",
     "broken.py": "def",
     "compiled.cpython-311-x86_64-linux-gnu.so": "",
@@ -184,6 +251,7 @@ PLACES = {
     "pack:imported": "", "pack:conditional": "", "pack:Other.method": "", "pack:Other.value": "", "pack:inner": "",
     "pack.inner:json": "", "pack.inner:Heir.own": "", "pack.inner:Heir.inherited": "", "pack.inner:fallback": "",
     "pack.inner:Stranger.anything": "", "pack.star:anything": "", "pack.compiled:anything": "",
+    "pack.lazy:anything": "",
     "pack.inner:imported.attribute": "pack.inner has no imported.attribute",
     "pack:absent": "pack has no absent", "pack:Other.absent": "pack has no Other.absent",
     "pack.inner:Heir.absent": "pack.inner has no Heir.absent", "pack.none:x": "there is no module pack.none",

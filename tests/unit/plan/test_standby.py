@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.unit.plan import build
 from tests.unit.plan.build import NOTHING_LEFT, UNKNOWN, spec_with
 from tests.unit.plan.rolls import Play
@@ -140,16 +142,17 @@ def test_lost_pods_end_a_standby() -> None:
     assert failure.reason == "PodsLost"
 
 
-def test_a_fault_of_the_spec_takes_no_engine_that_serves() -> None:
+@pytest.mark.parametrize("reason", ["InvalidArguments", "ModelInvalid"])
+def test_a_fault_of_the_spec_takes_no_engine_that_serves(reason: str) -> None:
     play = playing(2, progressDeadlineSeconds=60)
     play.scene.change(engine=NEW)
     play.until("Ready1+3  Ready2")
-    fail_with(play, "InvalidArguments")
+    fail_with(play, reason)
     log = play.run(60)
     assert log == ["Ready1  Ready2"]
     ready, progressing = play.scene.status.condition("Ready"), play.scene.status.condition("Progressing")
     assert ready is not None
-    assert (ready.status, ready.reason) == ("False", "InvalidArguments")
+    assert (ready.status, ready.reason) == ("False", reason)
     assert progressing is not None
     assert progressing.reason == "ProgressDeadlineExceeded"
     play.scene.change(engine={"args": ["--seed=2"]})
