@@ -103,7 +103,8 @@ def spare_foreign(*attributes: str) -> Callable[[Function, Context], Function]:
 def release_each(actors: tuple[str, ...], groups: tuple[str, ...] = ()) -> Callable[[Function, Context], Function]:
     """Return the wrapper of a shutdown that lets go of these actors and groups after it, each for itself.
 
-    vLLM's own loops end at the first one that fails. Everything else that the shutdown does stays with it.
+    vLLM's own loops end at the first one that fails. Everything else that the shutdown does stays with it. What is of
+    another Ray job is dead with it, and is left alone, whether or not `spare_foreign` has taken it away before.
     """
 
     def wrapper(original: Function, _context: Context) -> Function:
@@ -115,9 +116,10 @@ def release_each(actors: tuple[str, ...], groups: tuple[str, ...] = ()) -> Calla
             try:
                 return original(self, *args, **kwargs)
             finally:
-                for name, things in held.items():
-                    for thing in things:
-                        _release(thing, group=name in groups)
+                if _owned(self):
+                    for name, things in held.items():
+                        for thing in things:
+                            _release(thing, group=name in groups)
 
         return shutdown
 

@@ -172,6 +172,23 @@ def test_actors_are_let_go_of_even_when_the_shutdown_fails(ray: FakeRay, manager
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["Ray is down", "another job"])
+def test_nothing_is_let_go_of_in_another_job_where_upstream_spares_it(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """As with a vLLM that has the guard itself, so that spare_foreign steps aside."""
+    monkeypatch.setattr(Manager, "__init__", teardown.remember_job(Manager.__init__, CONTEXT))
+    shutdown = teardown.release_each(ACTORS, GROUPS)(lambda self: None, CONTEXT)
+    monkeypatch.setattr(Manager, "shutdown", shutdown)
+    manager = Manager(ray)
+    ray.job = None
+    if again:
+        ray.init()
+    connections = len(ray.inits)
+    manager.shutdown()
+    assert (ray.killed, ray.removed, len(ray.inits)) == ([], [], connections)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["Ray is down", "another job"])
 def test_manager_of_a_job_that_is_over(ray: FakeRay, manager: Manager, again: bool) -> None:
     ray.job = None
     if again:
