@@ -8,6 +8,7 @@ process would do it later. What fails is left to fail where it is needed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import json
@@ -31,7 +32,7 @@ RECORD_SECONDS = 10.0
 """Between two looks at what has been imported since."""
 
 REPLAY_SECONDS = 60.0
-"""A replay ends after this, however much of the list is left."""
+"""A replay ends after this at the latest, however much of the list is left."""
 
 _MAX_BYTES = 2_000_000
 
@@ -128,6 +129,18 @@ def _keep(kind: str, imports: Imports) -> None:
         os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Let no other process or thread change a list meanwhile, if the file system has locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder = stack.enter_context(_private_folder())
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            # Not left to the closing: a process forked meanwhile would keep the lock.
+            stack.callback(fcntl.flock, folder, fcntl.LOCK_UN)
+        yield
+
+
 def installed(modules: Iterable[tuple[str, ModuleType]]) -> list[str]:
     """Return the names that an import would find in the interpreter's own folders, in the same order.
 
@@ -149,10 +162,12 @@ def installed(modules: Iterable[tuple[str, ModuleType]]) -> list[str]:
 
 def record(kind: str) -> None:
     """Add what this process has imported to the list of its kind; nothing is written when all is there already."""
-    kept = load(kind)
-    new = set(now := installed(list(sys.modules.items()))) - set(kept.modules) - kept.banned
-    if new:
-        _keep(kind, Imports((*kept.modules, *(name for name in now if name in new)), kept.banned))
+    now = installed(list(sys.modules.items()))
+    with _alone():
+        kept = load(kind)
+        new = set(now) - set(kept.modules) - kept.banned
+        if new:
+            _keep(kind, Imports((*kept.modules, *(name for name in now if name in new)), kept.banned))
 
 
 def record_from_now_on(kind: str) -> None:
@@ -176,14 +191,16 @@ def device_touched() -> bool:
     return torch is not None and hasattr(torch, "cuda") and bool(torch.cuda.is_initialized())
 
 
-def replay(kind: str) -> tuple[int, int]:
+def replay(kind: str, seconds: float = REPLAY_SECONDS) -> tuple[int, int]:
     """Import what is kept for this kind of process; return how many modules were imported and how many failed.
 
-    Raises DeviceTouched when an import initialised the accelerator; the module is banned then.
+    Ends after `seconds`, when the import that it is at is done. Raises DeviceTouched when an import initialised the
+    accelerator; the module is banned then.
     """
     kept = load(kind)
-    deadline = time.monotonic() + REPLAY_SECONDS
+    deadline = time.monotonic() + seconds
     done = failed = 0
+    touched_before = device_touched()  # by no import of ours
     for name in kept.modules:
         if name in sys.modules or name in kept.banned:
             continue
@@ -194,7 +211,7 @@ def replay(kind: str) -> tuple[int, int]:
             done += 1
         except (Exception, SystemExit):  # it is imported ahead of need: whoever needs it will see the error
             failed += 1
-        if device_touched():
+        if device_touched() and not touched_before:
             ban(kind, name)
             raise DeviceTouched(f"importing {name} initialises the accelerator")
     return done, failed
@@ -202,6 +219,6 @@ def replay(kind: str) -> tuple[int, int]:
 
 def ban(kind: str, name: str) -> None:
     """Have a name never imported ahead again on this node."""
-    kept = load(kind)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), _alone():
+        kept = load(kind)
         _keep(kind, Imports(kept.modules, kept.banned | {name}))

@@ -5,7 +5,8 @@ imported in the end, and so do the workers, which are prestarted for it and do i
 freezes its objects: the collections that vLLM makes while it loads a model would go through all of them each time.
 
 Only a standby is warmed, so nothing of this is in the way of an attempt that has its accelerators. All of it is an
-optimisation: what fails is logged, and the start is a cold one.
+optimisation: what fails is logged, and the start is a cold one. Only a process in which an import initialised the
+accelerator ends: it would hold memory of a device that another attempt uses, for as long as it lives.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ SWITCH = "VLLM_RAY_WARM_STANDBY"
 """Environment variable: with 0 nothing is warmed, which saves the memory of the waiting workers."""
 
 READY_SECONDS = 120.0
-"""How long workers that were asked for are waited for before the standby counts as ready without them."""
+"""How long workers that were asked for are waited for before the standby counts as ready without them, at most."""
+
+_SHARE = 0.25
+"""Of an attempt's start-up time-out that each part of warming may take at most: it must not be why the time is over."""
 
 WORKER = "worker"
 _WORKER_IMPORTS = "vllm.v1.executor.ray_executor_v2"
@@ -48,6 +52,12 @@ def wanted() -> EngineConfig | None:
         return None
     launched = config.from_environment()
     return launched if launched.standby else None
+
+
+def _limit(seconds: float) -> float:
+    """Return how much of these seconds a standby can spare."""
+    launched = wanted()
+    return seconds if launched is None else min(seconds, launched.startup_timeout_seconds * _SHARE)
 
 
 def kind() -> str:
@@ -67,20 +77,26 @@ def record() -> None:
 def warm_up(process: str) -> None:
     """Import what is known of this kind of process, and freeze. Raises imports.DeviceTouched."""
     started = time.monotonic()
-    done, failed = imports.replay(process)
+    done, failed = imports.replay(process, _limit(imports.REPLAY_SECONDS))
     gc.collect()
     gc.freeze()
     say(f"warmed {process}: {done} modules imported, {failed} failed, {time.monotonic() - started:.1f} s")
 
 
 def while_it_waits(original: Callable[..., Any], _context: Any) -> Callable[..., Any]:
-    """Wrap wait_for_engine_startup, in which the API server waits until the engine core is ready: warm up first."""
+    """Wrap wait_for_engine_startup, in which the API server waits until the engine core is ready: warm up first.
+
+    It raises imports.DeviceTouched, which ends the process.
+    """
 
     @functools.wraps(original)
     def wait_for_engine_startup(*args: Any, **kwargs: Any) -> Any:
         if wanted():
             try:
                 warm_up(kind())
+            except imports.DeviceTouched as error:
+                say(f"the API server ends: {error}")
+                raise
             except Exception as error:  # an optimisation must not end an engine
                 say(f"the API server is not warmed: {error}")
         return original(*args, **kwargs)
@@ -106,7 +122,10 @@ class Warming:
         self._workers = 0
 
     def begin(self) -> None:
-        """Ask for the workers, which get ready on their nodes, then warm up this process. Once, and never raises."""
+        """Ask for the workers, which get ready on their nodes, then warm up this process. Once.
+
+        Raises imports.DeviceTouched, which ends the process, and nothing else.
+        """
         launched = wanted()
         if self._started is not None or launched is None:
             return
@@ -117,6 +136,9 @@ class Warming:
                 runtime_env = _actor_environment(self._parallel_config)
                 self._workers = prestart.prestart(resources, launched.world_size, runtime_env)
             warm_up(kind())
+        except imports.DeviceTouched as error:
+            say(f"the engine core ends: {error}")
+            raise
         except Exception as error:
             say(f"the engine core is not warmed: {error}")
 
@@ -124,7 +146,7 @@ class Warming:
         """Return whether everything that will be warm is warm; True also when nothing is to be."""
         if self._started is None or self._workers == 0:
             return True
-        if time.monotonic() - self._started > READY_SECONDS:
+        if time.monotonic() - self._started > _limit(READY_SECONDS):
             say(f"{self._workers} workers were prestarted, but not all got ready in time: some may start cold")
             return True
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -183,3 +184,41 @@ def test_a_module_that_touches_the_device_is_banned(
     touched.clear()
     assert imports.replay("worker") == (1, 0)
     assert imports.load("worker").banned == {"harmful"}
+
+
+def _others_can_change(folder: Path) -> bool:
+    with imports._private_folder() as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("change", [imports.record, lambda kind: imports.ban(kind, "b")], ids=["record", "ban"])
+def test_a_list_is_changed_by_one_at_a_time(change: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From reading to writing: a list that is recorded must not overwrite a ban that came in between."""
+    others: list[bool] = []
+    load, kept = imports.load, imports._keep
+    monkeypatch.setattr(imports, "load", lambda kind: (others.append(_others_can_change(folder)), load(kind))[1])
+    monkeypatch.setattr(
+        imports, "_keep", lambda kind, new: (others.append(_others_can_change(folder)), kept(kind, new))[1]
+    )
+    change("worker")
+    assert others == [False, False]
+    assert _others_can_change(folder)
+
+
+def test_a_file_system_without_locks_will_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(imports.fcntl, "flock", flock)
+    imports.ban("worker", "b")
+    assert imports.load("worker").banned == {"b"}
+
+
+def test_a_replay_ends_in_time(folder: Path, packages: Path) -> None:
+    (packages / "good.py").touch()
+    keep("good")
+    assert imports.replay("worker", -1.0) == (0, 0)

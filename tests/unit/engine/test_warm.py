@@ -199,6 +199,52 @@ def test_core_of_another_vllm_starts_cold(world: World, capsys: pytest.CaptureFi
     assert core.ready()
 
 
+def touching(world: World) -> str:
+    """Keep a module whose import initialises the accelerator, for API servers and engine cores."""
+    world.context.worker.mode = 0
+    world.attempt(standby=True)
+    keep("harmful", kind="MainProcess")
+    world.monkeypatch.setattr(warm.imports.importlib, "import_module", lambda _: setattr(world, "touched", True))
+    return "importing harmful initialises the accelerator"
+
+
+def test_core_that_touched_the_device_ends_and_it_happens_once(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(imports.DeviceTouched, match=touching(world)):
+        warming().begin()
+    assert "the engine core ends: importing harmful" in capsys.readouterr().out
+    assert imports.load("MainProcess").banned == {"harmful"}
+    world.touched = False
+    warming().begin()
+    assert not world.touched
+
+
+def test_core_that_had_a_device_before_is_not_ended_for_it(world: World) -> None:
+    touching(world)
+    world.touched = True
+    warming().begin()
+    assert imports.load("MainProcess").banned == frozenset()
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(40, 10.0), (1800, 60.0)])
+def test_warming_takes_but_a_share_of_the_startup_timeout(
+    world: World, monkeypatch: pytest.MonkeyPatch, timeout: int, expected: float
+) -> None:
+    world.attempt(standby=True, startupTimeoutSeconds=timeout)
+    limits: list[float] = []
+    monkeypatch.setattr(imports, "replay", lambda _kind, *limit: (limits.extend(limit), (0, 0))[1])
+    core = warming()
+    core.begin()
+    assert limits == [expected]
+    now = warm.time.monotonic()
+    ready = min(120, timeout / 4)
+    monkeypatch.setattr(warm.time, "monotonic", lambda: now + ready - 2)
+    assert not core.ready()
+    monkeypatch.setattr(warm.time, "monotonic", lambda: now + ready + 1)
+    assert core.ready()
+
+
 # The API server.
 
 
@@ -216,8 +262,15 @@ def test_api_server_warms_up_before_it_waits(world: World) -> None:
 
 def test_api_server_waits_whatever_happens(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.attempt(standby=True)
-    monkeypatch.setattr(imports, "replay", lambda _: 1 / 0)
+    monkeypatch.setattr(imports, "replay", lambda *_: 1 / 0)
     assert warm.while_it_waits(lambda: "waited", None)() == "waited"
+
+
+def test_api_server_that_touched_the_device_ends(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(imports.DeviceTouched, match=touching(world)):
+        warm.while_it_waits(lambda: "waited", None)()
+    assert "the API server ends: importing harmful" in capsys.readouterr().out
+    assert imports.load("MainProcess").banned == {"harmful"}
 
 
 # The worker.
