@@ -28,7 +28,7 @@ from vllm_ray_engine.launcher import health, lost_worker, state, traffic
 from vllm_ray_engine.launcher.cluster import CREATED, Cluster
 from vllm_ray_engine.launcher.control import ControlServer, ray_token
 from vllm_ray_engine.launcher.engine import EngineProcess
-from vllm_ray_engine.launcher.output import say
+from vllm_ray_engine.log import say
 from vllm_ray_engine.processes import debris, process_tree
 from vllm_ray_engine.reasons import Cause, EngineFailure
 
@@ -125,7 +125,11 @@ class Launcher:
             self._control = ControlServer(self.config, self.state, ray_token())
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise port_in_use(self.config.control_port, "control endpoint") from None
+                raise EngineFailure(
+                    reasons.PORT_IN_USE,
+                    f"port {self.config.control_port} of the control endpoint is in use in this pod: by an engine that"
+                    " has not ended, or another container",
+                ) from None
             raise
         self._control.start()
         for warning in doctor.check_start(self.config):
@@ -295,14 +299,6 @@ class Launcher:
     def _on_stop(self, *_: object) -> None:
         self._stop_asked = True
         self._wakeup.notify()
-
-
-def port_in_use(port: int, what: str) -> EngineFailure:
-    """Return the failure that says so."""
-    return EngineFailure(
-        reasons.PORT_IN_USE,
-        f"port {port} of the {what} is in use in this pod: by an engine that has not ended, or another container",
-    )
 
 
 def print_result(cause: Cause | None) -> None:

@@ -28,6 +28,12 @@ def release(package: str) -> tuple[int, int]:
     return check_version(package, installed(package))
 
 
+def parse(version: str | None) -> tuple[int, int]:
+    """Return major and minor number, (0, 0) of what has none."""
+    number = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(number[1]), int(number[2])) if number else (0, 0)
+
+
 def check_version(package: str, version: str | None) -> tuple[int, int]:
     """Return major and minor number. Raises UnsupportedVersion unless the version is known to be new enough."""
     minimum = ".".join(map(str, MINIMUM[package]))
@@ -35,8 +41,7 @@ def check_version(package: str, version: str | None) -> tuple[int, int]:
         raise UnsupportedVersion(
             f"{package} is not installed in the engine image: {package} {minimum} or newer is needed"
         )
-    number = re.match(r"(\d+)\.(\d+)", version)
-    found = (int(number[1]), int(number[2])) if number else (0, 0)
+    found = parse(version)
     if found < MINIMUM[package]:
         raise UnsupportedVersion(
             f"the engine image has {package} {version}; {minimum} or newer is needed: use a newer engine image"

@@ -7,7 +7,6 @@ every argument, is a warning.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -159,8 +158,7 @@ def shared_memory(facts: Facts) -> Verdict | None:
 
 
 def _too_little(facts: Facts, message: str, remedy: str) -> Verdict:
-    vllm = re.match(r"(\d+)\.(\d+)", facts.versions.get("vllm") or "")
-    refuses = vllm is not None and (int(vllm[1]), int(vllm[2])) >= REFUSES_QUEUES
+    refuses = versions.parse(facts.versions.get("vllm")) >= REFUSES_QUEUES
     # The classic executor has no such queues.
     if refuses and facts.environment.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "1") == "1":
         return Verdict(ERROR, message, remedy, reasons.SHARED_MEMORY)

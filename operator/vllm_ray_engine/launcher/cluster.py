@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_ray_engine.config import EngineConfig
 from vllm_ray_engine.launcher import packing
-from vllm_ray_engine.patches.placement import by_node, home
+from vllm_ray_engine.launcher.packing import by_node, home
 
 PENDING = "PENDING"
 CREATED = "CREATED"

@@ -11,7 +11,8 @@ import sys
 from vllm_ray_engine import reasons, report, serve, versions
 from vllm_ray_engine.diagnosis import root_cause
 from vllm_ray_engine.launcher import memory
-from vllm_ray_engine.launcher.output import EngineOutput, say
+from vllm_ray_engine.launcher.output import EngineOutput
+from vllm_ray_engine.log import say
 from vllm_ray_engine.processes import process_tree
 from vllm_ray_engine.reasons import Cause, EngineFailure
 

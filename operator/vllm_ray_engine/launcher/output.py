@@ -14,12 +14,6 @@ MAX_LINE_BYTES = 4000
 _CHUNK = 65536
 
 
-def say(text: str) -> None:
-    """Write a line of ours into the job's log, if it can be written."""
-    with contextlib.suppress(OSError):  # a full disk
-        print(f"[vllm_ray_engine] {text}", flush=True)
-
-
 class EngineOutput:
     """Reads a pipe to its end in a thread, copies it to `sink`, and keeps the last lines with their times."""
 

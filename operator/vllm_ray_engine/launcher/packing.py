@@ -124,3 +124,16 @@ def complaint(config: EngineConfig, ranks: Sequence[Sequence[str]]) -> str:
             f" on up to {widest}: {spread}"
         )
     return "; ".join(found)
+
+
+def home(bundle_nodes: Mapping[int, str]) -> str:
+    """Return the node of a rank's engine core, which is in the last bundle."""
+    return bundle_nodes[max(bundle_nodes)]
+
+
+def by_node(nodes: Sequence[str], first: str) -> list[int]:
+    """Return the positions in `nodes`, those of node `first` before the others, and equal ones together.
+
+    This is also the order that vLLM gives a rank's workers in (get_bundles_sorted_by_node).
+    """
+    return sorted(range(len(nodes)), key=lambda position: (nodes[position] != first, nodes[position], position))

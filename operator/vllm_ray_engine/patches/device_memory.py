@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_ray_engine.launcher.output import say
+from vllm_ray_engine.log import say
 
 WAIT_SECONDS = 60.0
 """How long memory that another process holds is waited for."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from vllm_ray_engine import report
+from vllm_ray_engine.launcher.packing import by_node, home
 from vllm_ray_engine.patches.context import Context, GroupRef
 from vllm_ray_engine.standby import warm
 from vllm_ray_engine.standby.warm import Warming
@@ -87,16 +88,3 @@ def wait_created(ref: GroupRef, warming: Warming) -> Any:
             if told := warming.ready():
                 report.send(report.WAITING)
         time.sleep(POLL_SECONDS)
-
-
-def home(bundle_nodes: Mapping[int, str]) -> str:
-    """Return the node of a rank's engine core, which is in the last bundle."""
-    return bundle_nodes[max(bundle_nodes)]
-
-
-def by_node(nodes: Sequence[str], first: str) -> list[int]:
-    """Return the positions in `nodes`, those of node `first` before the others, and equal ones together.
-
-    This is also the order that vLLM gives a rank's workers in (get_bundles_sorted_by_node).
-    """
-    return sorted(range(len(nodes)), key=lambda position: (nodes[position] != first, nodes[position], position))

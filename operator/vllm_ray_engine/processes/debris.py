@@ -26,7 +26,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from vllm_ray_engine.launcher.output import say
+from vllm_ray_engine.log import say
 
 NAME = "vllm-ray-attempt-"
 """Starts the name of everything that this module makes or removes."""
@@ -80,11 +80,12 @@ def claim(instance_id: str) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / f"torchinductor_{_user()}"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     _name_shared_memory(place)
-    if _in_ray_worker():
+    if in_ray_worker():
         resource_tracker.register = resource_tracker.unregister = lambda *_: None
 
 
-def _in_ray_worker() -> bool:
+def in_ray_worker() -> bool:
+    """Return whether this process is one that Ray started for tasks and actors; never imports Ray."""
     ray = sys.modules.get("ray")
     return bool(ray and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 

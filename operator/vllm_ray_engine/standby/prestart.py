@@ -10,12 +10,12 @@ Only an optimisation: whatever is not as expected is logged once, and the worker
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_ray_engine import versions
+from vllm_ray_engine.log import say
 
 KNOWN_RAY = ((2, 52), (2, 60))
 """The first and the last version of Ray with which reuse of prestarted workers was seen to work."""
@@ -53,15 +53,14 @@ def prestart(resources: Mapping[str, float], workers: int, runtime_env: Mapping[
         nodes = choose(ray.nodes(), resources, workers)
         _ask(nodes, ray.get_runtime_context(), runtime_env)
     except Exception as error:  # an optimisation must not end an engine, whatever Ray changed
-        print(f"[vllm_ray_engine] workers are not prestarted and start cold: {error}", flush=True)
+        say(f"workers are not prestarted and start cold: {error}")
         return 0
     return sum(node.workers for node in nodes)
 
 
 def _check_version(version: str | None) -> None:
-    number = re.match(r"(\d+)\.(\d+)", version or "")
     first, last = KNOWN_RAY
-    if number is None or not first <= tuple(map(int, number.groups())) <= last:
+    if not first <= versions.parse(version) <= last:
         known = " to ".join(".".join(map(str, known)) for known in KNOWN_RAY)
         raise NotPossible(f"known to work with Ray {known}, this is {version}")
 

@@ -16,14 +16,14 @@ import gc
 import importlib
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_ray_engine import config
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.launcher.output import say
+from vllm_ray_engine.log import say
+from vllm_ray_engine.processes import debris
 from vllm_ray_engine.standby import imports, prestart
 
 HOOK = "vllm_ray_engine.standby.warm.worker"
@@ -62,8 +62,7 @@ def _limit(seconds: float) -> float:
 
 def kind() -> str:
     """Return the kind of this process: a worker, or what vLLM calls it, without its number."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+    if debris.in_ray_worker():
         return WORKER
     return multiprocessing.current_process().name.partition("_")[0]
 

@@ -155,6 +155,11 @@ class ReplicaStatus(ApiModel):
     last_failure: Failure | None = None
     last_fence: Fence | None = None
 
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts that are not fenced yet: the one that serves, or is to, and its standby."""
+        return [attempt for attempt in (self.attempt, self.standby) if attempt is not None]
+
 
 class RolloutStatus(ApiModel):
     """A roll that is not complete yet."""

@@ -30,7 +30,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
         return None
     limit = Limit(CONCURRENT_READS)
     access = await ray.find_dashboards(clients, key.namespace, objects.clusters, objects.token_secrets)
-    attempts = [a for r in objects.deployment.status.replicas for a in (r.attempt, r.standby) if a is not None]
+    attempts = [attempt for replica in objects.deployment.status.replicas for attempt in replica.attempts]
     seen = await ray.read_attempts(clients.ray, access.endpoints, attempts, limit)
     seen = await ray.distrust_after_restart(clients.kube, key.namespace, objects.clusters, seen, limit)
     endpoints = engine.endpoints(seen.views, attempts, access.endpoints)

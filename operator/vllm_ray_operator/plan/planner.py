@@ -58,7 +58,7 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
         for index in sorted({*known, *range(count)})
     ]
     rollout.take(aim, drafts, limits)
-    replicas = [d.status for d in drafts if d.status.index < count or d.status.attempt or d.status.standby]
+    replicas = [d.status for d in drafts if d.status.index < count or d.status.attempts]
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
     wakes = [0.0] if unsaved else []
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
@@ -98,15 +98,13 @@ def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus], count: int) -> l
     """
     world, actions = aim.world, list[Action]()
     stored = {r.index: r for r in world.deployment.status.replicas}
-    attempts = [a for r in (*replicas, *stored.values()) for a in (r.attempt, r.standby) if a is not None]
+    attempts = [attempt for r in (*replicas, *stored.values()) for attempt in r.attempts]
     busy = {attempt.ray_cluster for attempt in attempts if not _is_stranded(attempt, world)}
     for old in world.clusters:
         if old.name != aim.cluster_name and not old.deleting and old.name not in busy:
             actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
     target = world.cluster(aim.cluster_name)
-    staying = {
-        r.index for r in replicas for a in (r.attempt, r.standby) if a is not None and a.ray_cluster == aim.cluster_name
-    }
+    staying = {r.index for r in replicas for attempt in r.attempts if attempt.ray_cluster == aim.cluster_name}
     wanted = {*range(count), *staying}
     if target is None:
         # The accelerators of the old one have to be free first.
@@ -130,7 +128,7 @@ def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster], count: int) -> dict[st
 
 def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     in_use = {cluster, engine, *(c.revision for c in world.clusters)}
-    in_use |= {a.engine_revision for r in replicas for a in (r.attempt, r.standby) if a is not None}
+    in_use |= {attempt.engine_revision for r in replicas for attempt in r.attempts}
     in_use |= {r.revision for r in replicas if r.revision is not None}
     surplus = revision.surplus(world, sorted(in_use))
     return [Delete("ControllerRevision", r.name, None, "beyond the history limit") for r in surplus]

@@ -158,7 +158,7 @@ def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngin
 def engines(world: World) -> dict[str, ResolvedEngine]:
     """Return the stored engine revisions that replicas run or ran last, written out, by name."""
     replicas = world.deployment.status.replicas
-    attempts = (a for r in replicas for a in (r.attempt, r.standby) if a is not None)
+    attempts = (attempt for replica in replicas for attempt in replica.attempts)
     used = {r.revision for r in replicas} | {a.engine_revision for a in attempts}
     return {r.name: ResolvedEngine.model_validate(r.resolved) for r in world.revisions if r.name in used}
 

@@ -65,7 +65,7 @@ def surge(world: World, allowed: int) -> int:
     if is_held(world, status.rollout.revision):
         # No new ones; but what is there may stand in for a replica that does not come back.
         first = world.deployment.spec.replicas
-        there = [r.index - first + 1 for r in status.replicas if r.index >= first and (r.attempt or r.standby)]
+        there = [r.index - first + 1 for r in status.replicas if r.index >= first and r.attempts]
         return min(allowed, max(there, default=0))
     return allowed
 

@@ -89,8 +89,13 @@ def fault(
 
 def stop_of(aim: Aim, attempt: Attempt, view: AttemptView, reason: str, message: str, *, failure: bool) -> Stop:
     """Return the stop of an attempt, to be written down. Its pods are recycled at once when its Ray is no more."""
-    lost = fence.session_lost(attempt, view, aim.world) and not runs(view)
+    lost = _is_lost(aim, attempt, view)
     return Stop(reason=reason, message=message, time=aim.now, failure=failure, recycle=lost)
+
+
+def _is_lost(aim: Aim, attempt: Attempt, view: AttemptView) -> bool:
+    """Whether the Ray that the attempt was made in is no more, and no other runs its job."""
+    return fence.session_lost(attempt, view, aim.world) and not runs(view)
 
 
 def carry_out(
@@ -100,13 +105,13 @@ def carry_out(
 
     ``recyclable``: the pods of the slot may be deleted for its sake.
     """
-    lost = fence.session_lost(attempt, view, aim.world) and not runs(view)
     if is_draining(stored):
         return _drain(aim, draft, attempt, stored, view)
     if runs(view):
         draft.actions.append(StopJob(attempt.ray_cluster, attempt.instance_id))
     if stored.recycle:
         return _recycle(aim, draft, attempt, stored, view)
+    lost = _is_lost(aim, attempt, view)
     overdue = (aim.now - begun(stored)).total_seconds() > fence.DEADLINE_SECONDS
     # A job that waits in Ray has no processes, and without a word from Ray new pods do not help: the fence needs it,
     # unless the whole RayCluster is to go.

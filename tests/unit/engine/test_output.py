@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_ray_engine import launch
+from vllm_ray_engine import launch, log
 from vllm_ray_engine.launcher import output
 from vllm_ray_engine.launcher.output import EngineOutput
 
@@ -87,6 +87,6 @@ def test_a_full_disk_does_not_stop_the_reading() -> None:
 def test_what_we_say_ourselves_may_be_lost_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
         monkeypatch.setattr(sys, "stdout", full)
-        output.say("something")
+        log.say("something")
         launch.print_result(None)
         monkeypatch.undo()

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_ray_engine.launcher import packing
 from vllm_ray_engine.launcher.cluster import landed, owned_actors
-from vllm_ray_engine.patches.placement import by_node
+from vllm_ray_engine.launcher.packing import by_node
 
 from .conftest import DATA, configure
 

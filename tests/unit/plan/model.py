@@ -333,7 +333,7 @@ class World:
         known = {a.instance_id for a in written(before)}
         highest = max(self.ids.values(), default=0)
         for replica in self.status.replicas:
-            for attempt in (a for a in (replica.attempt, replica.standby) if a and a.instance_id not in known):
+            for attempt in (a for a in replica.attempts if a.instance_id not in known):
                 assert replica.index < self.raw["replicas"] + self.policy("maxSurge"), "I5: more than may surge"
                 assert attempt.instance_id not in self.ids, f"I1: {attempt.instance_id} came again"
                 assert attempt.number > highest, f"I1: number {attempt.number} is not new"
@@ -430,8 +430,8 @@ class World:
                 owners = [
                     r.index
                     for r in self.status.replicas
-                    for a in (r.attempt, r.standby)
-                    if a and a.stop and a.stop.recycle and a.ray_cluster == pod.cluster
+                    for a in r.attempts
+                    if a.stop and a.stop.recycle and a.ray_cluster == pod.cluster
                 ]
                 assert pod.group in {names.slot(i) for i in owners}, f"I3: {pod.name} is not in a slot to be recycled"
                 serving = [r.index for r in self.status.replicas if r.phase == "Ready" and r.index in owners]
@@ -495,7 +495,7 @@ class World:
 
 def written(status: VLLMDeploymentStatus) -> list[Attempt]:
     """All attempts of a status, standbys too."""
-    return [a for r in status.replicas for a in (r.attempt, r.standby) if a is not None]
+    return [attempt for replica in status.replicas for attempt in replica.attempts]
 
 
 def patch(target: Any, operation: Mapping[str, Any]) -> None:

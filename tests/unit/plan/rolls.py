@@ -84,9 +84,8 @@ class Play:
                 slots = {r.index for r in scene.status.replicas} | set(range(scene.raw["replicas"]))
                 scene.make_cluster(replicas=max(slots, default=-1) + 1)
         for replica in scene.status.replicas:
-            for attempt in (replica.attempt, replica.standby):
-                if attempt is not None:
-                    scene.views.setdefault(attempt.instance_id, AttemptView(job="absent"))
+            for attempt in replica.attempts:
+                scene.views.setdefault(attempt.instance_id, AttemptView(job="absent"))
         return actions
 
     def _waiting(self) -> set[str]:
