@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import zipfile
@@ -117,7 +118,8 @@ pair = pytest.mark.parametrize("plugin", [False, True], ids=["without", "with"])
 @pair
 def test_worker_fails_at_start(scenario: Scenarios, plugin: bool) -> None:
     ended = scenario("teardown.worker_fails_at_start", plugin=plugin)
-    assert ended.code == 1
+    # Without: it opens a second Ray job while the interpreter ends, and now and then that takes it down by SIGSEGV.
+    assert ended.code == 1 or (not plugin and ended.code == -signal.SIGSEGV)
     assert (FOREIGN in ended.output) is not plugin
     assert (ended.last == f"RuntimeError: {BROKEN}") is plugin, "the error that ended it is the last thing in the log"
 
@@ -185,7 +187,7 @@ def test_manager_at_exit(scenario: Scenarios, plugin: bool) -> None:
 def test_manager_of_an_older_job(scenario: Scenarios, plugin: bool) -> None:
     ended = scenario("teardown.manager_of_an_older_job", plugin=plugin)
     assert (FOREIGN in ended.output) is not plugin
-    assert ended.code == (0 if plugin else 1)
+    assert (ended.code == 0) is plugin
     if plugin:
         assert ended.found["jobs"][1] == ended.found["jobs"][2]
 
@@ -312,7 +314,7 @@ def test_spawned_without_address(scenario: Scenarios, plugin: bool) -> None:
 @pair
 def test_connected_twice(scenario: Scenarios, plugin: bool) -> None:
     ended = scenario("spawn.connected_twice", plugin=plugin)
-    assert ended.code == (0 if plugin else 1)
+    assert (ended.code == 0) is plugin
     if plugin:
         assert ended.found["jobs"][0] == ended.found["jobs"][1]
     else:
