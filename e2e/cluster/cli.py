@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from e2e.cluster.cluster import Cluster, Mode
 from e2e.cluster.controlplane import control_plane_namespaces, resolver_file
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.faults import Fault, inject, mend
 from e2e.cluster.layout import Layout
 from e2e.cluster.packages import ensure_packages
 from e2e.cluster.preflight import probe, problem
@@ -73,6 +74,15 @@ def parser() -> argparse.ArgumentParser:
     }
     for name, (run, text) in plain.items():
         commands.add_parser(name, help=text).set_defaults(run=run)
+
+    for name, (act, text) in {
+        "break": (inject, "cut a node off (network), cut its power (node), or kill the API server; `up` mends all"),
+        "mend": (mend, "undo it, and wait until it is there again"),
+    }.items():
+        faults = commands.add_parser(name, help=text)
+        faults.add_argument("fault", type=Fault, choices=list(Fault), help="what")
+        faults.add_argument("node", nargs="?", help="the node's name; the API server has none")
+        faults.set_defaults(run=_on_fault, act=act)
 
     inside = commands.add_parser(
         "exec", help="run a command in the cluster's network, with KUBECONFIG and PATH set: exec -- CMD"
@@ -153,6 +163,13 @@ def _up(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 def _down(arguments: argparse.Namespace, cluster: Cluster) -> int:
     _run(take_down(cluster, purge=arguments.purge))
+    return 0
+
+
+def _on_fault(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    act: Callable[[Cluster, Fault, str | None], Coroutine[object, object, None]] = arguments.act
+    _require_up(cluster)
+    _run(act(cluster, arguments.fault, arguments.node))
     return 0
 
 

@@ -28,7 +28,6 @@ from e2e.cluster.waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.cluster.build import Binaries
     from e2e.cluster.layout import Layout
     from e2e.cluster.processes import ProcessId
     from e2e.cluster.progress import Progress
@@ -91,25 +90,24 @@ class Cluster:
         if nodes > MAX_NODES:
             raise ClusterError(f"at most {MAX_NODES} nodes")
         async with exclusive(self.layout.lock, self.progress, f"cluster {self.layout.name}"):
-            binaries, tools = await self._prepare()
+            tools = await self._prepare()
             await hold_folder(self.layout.namespaces)
             await network.ensure_switch(control_plane_namespaces(self.layout))
-            intent = self._decide(nodes)
-            pki = await ensure_pki(self.layout)
-            pki.write_outside_kubeconfig(self.layout.kubeconfig, intent.port)
-            control_plane = ControlPlane(self.layout, binaries, pki, intent.port)
+            self._decide(nodes)
+            control_plane = await self.control_plane()
+            control_plane.pki.write_outside_kubeconfig(self.layout.kubeconfig, control_plane.port)
             control_plane.write_configuration()
             node_list = self.nodes()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._control_plane(control_plane, tools))
+                group.create_task(self._start(control_plane, tools))
                 for node in node_list:
-                    group.create_task(self._boot(node, control_plane))
+                    group.create_task(self.boot(node, control_plane))
             async with asyncio.TaskGroup() as group:
                 if node_list:
                     group.create_task(self.supervisor.ensure_ready(control_plane.scheduler()))
                     group.create_task(self.supervisor.ensure_ready(control_plane.coredns()))
                 for node in node_list:
-                    group.create_task(self._join(node, control_plane))
+                    group.create_task(self.join(node, control_plane))
             account = "/api/v1/namespaces/default/serviceaccounts/default"
             await until(self.progress, "the default service account", lambda: control_plane.api.missing(account))
 
@@ -129,14 +127,14 @@ class Cluster:
             if not await Containerd(node).load(archive):
                 self.progress.say(f"{archive.name}: {node.name} has it already")
 
-    async def _prepare(self) -> tuple[Binaries, Tools]:
+    async def _prepare(self) -> Tools:
         async with asyncio.TaskGroup() as group:
             group.create_task(ensure_packages(self.progress))
-            binaries = group.create_task(ensure_binaries(self.layout, self.progress))
+            group.create_task(ensure_binaries(self.layout, self.progress))
             tools = group.create_task(ensure_tools(self.layout, self.progress))
-        return binaries.result(), tools.result()
+        return tools.result()
 
-    def _decide(self, nodes: int) -> Intent:
+    def _decide(self, nodes: int) -> None:
         before = self.intent()
         port = before.port if before else free_port()
         # A forwarder that died may have lost its port to another program.
@@ -146,9 +144,16 @@ class Cluster:
         if before and before.nodes > nodes:
             self.progress.say(f"the cluster has {before.nodes} node(s) and keeps them; `down` takes them away")
         write_file(self.layout.state_file, json.dumps(asdict(intent)))
-        return intent
 
-    async def _control_plane(self, control_plane: ControlPlane, tools: Tools) -> None:
+    async def control_plane(self) -> ControlPlane:
+        """Return the control plane as it is meant to be; ClusterError when the cluster is down."""
+        intent = self.intent()
+        if intent is None:
+            raise ClusterError(f"cluster {self.layout.name} is down: bring it up by `up`")
+        binaries = await ensure_binaries(self.layout, self.progress)
+        return ControlPlane(self.layout, binaries, await ensure_pki(self.layout), intent.port)
+
+    async def _start(self, control_plane: ControlPlane, tools: Tools) -> None:
         supervisor = self.supervisor
         await supervisor.ensure_ready(control_plane.forwarder())
         await supervisor.ensure_ready(control_plane.etcd())
@@ -158,7 +163,7 @@ class Cluster:
             await ensure_applied(self.layout, control_plane, tools, self.progress, our_crds=not self.nodes())
             group.create_task(supervisor.ensure_ready(control_plane.ray_operator()))
 
-    async def _boot(self, node: Node, control_plane: ControlPlane) -> None:
+    async def boot(self, node: Node, control_plane: ControlPlane) -> None:
         """Start the node as far as it needs no API server."""
         await network.ensure_link(control_plane.namespaces, node)
         node.write_files(control_plane.pki)
@@ -167,7 +172,7 @@ class Cluster:
         await self.supervisor.ensure_ready(node.containerd(control_plane.pki))
         await Containerd(node).load(control_plane.binaries.pause_archive)
 
-    async def _join(self, node: Node, control_plane: ControlPlane) -> None:
+    async def join(self, node: Node, control_plane: ControlPlane) -> None:
         """Start the rest of the node and wait until it can take pods."""
         async with asyncio.TaskGroup() as group:
             for component in (
@@ -184,9 +189,7 @@ def component_names(nodes: list[Node]) -> list[str]:
     names = ["forwarder", "etcd", "kube-apiserver", "kube-controller-manager", "ray-operator"]
     if nodes:
         names += ["kube-scheduler", "coredns"]
-    for node in nodes:
-        names += [f"{node.name}-{part}" for part in ("containerd", "kubelet", "kube-proxy")]
-    return names
+    return [*names, *(name for node in nodes for name in node.component_names)]
 
 
 def free_port() -> int:

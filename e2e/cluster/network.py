@@ -47,6 +47,17 @@ async def ensure_link(control_plane: Namespaces, node: Node) -> None:
     await _sysctl(node.namespaces, "net.ipv4.ip_forward=1", "net.bridge.bridge-nf-call-iptables=1")
 
 
+async def cut_link(control_plane: Namespaces, node: Node) -> None:
+    """Take the node's link down at the switch: what runs on it goes on and hears of nothing."""
+    await _ip(control_plane, "link", "set", node.interface, "down")
+
+
+async def remove_link(control_plane: Namespaces, node: Node) -> None:
+    """Remove the node's link, if it has one."""
+    if await _has_link(control_plane, node.interface):
+        await _ip(control_plane, "link", "delete", node.interface)
+
+
 async def _has_link(namespaces: Namespaces, name: str) -> bool:
     try:
         await _ip(namespaces, "link", "show", name)

@@ -71,6 +71,11 @@ class Node:
         )
 
     @property
+    def component_names(self) -> list[str]:
+        """The names of its components."""
+        return [f"{self.name}-{part}" for part in ("containerd", "kubelet", "kube-proxy")]
+
+    @property
     def namespaces(self) -> Namespaces:
         """Where its processes run."""
         return Namespaces(self.net, self.mount)
