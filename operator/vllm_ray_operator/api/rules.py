@@ -224,6 +224,13 @@ _SPEC = (
     ),
 )
 
+_SUSPEND = Rule(
+    "!has(self.suspend) || !self.suspend || !has(self.rollout) || !has(self.rollout.paused) || !self.rollout.paused",
+    "spec.suspend and spec.rollout.paused must not both be true, since the one stops what the other leaves as it is: "
+    "remove spec.rollout.paused; changes of the spec that it held back are taken on when spec.suspend ends",
+    field=".suspend",
+)
+
 _CLUSTER = (
     Rule(
         "!has(self.rayVersion) || (has(self.auth) && self.auth == 'Disabled') "
@@ -276,7 +283,7 @@ _METADATA = tuple(map(_metadata, owned.METADATA))
 # By the path of the schema that carries them; "[]" is the item of a list, "" the whole object.
 RULES: dict[str, tuple[Rule, ...]] = {
     "": _OBJECT,
-    "spec": _SPEC,
+    "spec": (*_SPEC, _SUSPEND),
     "spec.model": _MODEL,
     "spec.engine": _ENGINE,
     "spec.engine.port": _PORT,

@@ -275,7 +275,17 @@ class VLLMDeploymentSpec(ApiModel):
         default=1,
         ge=0,
         le=256,
-        description="Independent engine groups, each with its own accelerators. 0 stops them all.",
+        description=(
+            "Independent engine groups, each with its own accelerators. When there are to be fewer, the least healthy "
+            "go first, of those that are alike the highest index. 0 stops them all."
+        ),
+    )
+    suspend: bool = Field(
+        default=False,
+        description=(
+            "All replicas are drained and stopped, then the RayCluster is deleted: nothing is held any more. "
+            "`replicas` stays what it is. When it ends, they start as the spec says then. Default: false."
+        ),
     )
     model: Model
     engine: Engine = Field(default_factory=Engine)

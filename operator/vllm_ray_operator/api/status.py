@@ -131,12 +131,13 @@ class ReplicaStatus(ApiModel):
     """One replica."""
 
     index: int = Field(description="Its number, from 0.")
+    surge: bool = Field(default=False, description="A roll has it beyond `spec.replicas`, for its time.")
     phase: Phase = Field(
         default="Pending",
         description=(
             "Pending: waits for its pods. Starting: an attempt is on its way. Ready: it serves. NotReady: it runs and "
             "does not serve. Draining: out of traffic, it finishes its requests. Stopping, Fencing: an attempt ends. "
-            "Backoff: waits before the next. Stopped: by wish."
+            "Backoff: waits before the next. Stopped: by wish (`spec.suspend`)."
         ),
     )
     message: str = Field(default="", description="What it waits for or what is wrong, in plain words.")
@@ -184,7 +185,7 @@ class VLLMDeploymentStatus(ApiModel):
     )
     ray_cluster: str | None = Field(default=None, description="The RayCluster that carries the engines.")
     endpoint: str | None = Field(default=None, description="Base URL of the OpenAI-compatible API in the cluster.")
-    current_replicas: int = Field(default=0, description="Replicas that exist, ready or not.")
+    current_replicas: int = Field(default=0, description="Replicas that exist and are not Stopped, ready or not.")
     ready_replicas: int = Field(default=0, description="Replicas that serve.")
     updated_replicas: int = Field(default=0, description="Replicas whose engine is what the spec asks for.")
     replica_summary: str = Field(default="", description="Ready of wanted replicas, as shown by kubectl get.")

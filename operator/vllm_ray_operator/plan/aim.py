@@ -11,6 +11,7 @@ from vllm_ray_operator.api.status import Attempt, ReplicaStatus
 from vllm_ray_operator.plan.actions import Action
 from vllm_ray_operator.plan.raycluster import ResolvedCluster
 from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine
+from vllm_ray_operator.plan.roster import Roster
 from vllm_ray_operator.plan.world import AttemptView, World
 
 
@@ -18,12 +19,13 @@ from vllm_ray_operator.plan.world import AttemptView, World
 class Aim:
     """What the deployment's replicas are to be, and the world they are in.
 
-    ``engines``: the stored engine revisions, by name. ``held``: the roll is paused or stalled, so that a replica which
-    was not taken yet starts again as it was.
+    ``roster``: which replicas there are to be. ``engines``: the stored engine revisions, by name. ``held``: the roll is
+    paused or stalled, so that a replica which was not taken yet starts again as it was.
     """
 
     world: World
     now: datetime
+    roster: Roster
     cluster: Chosen[ResolvedCluster]
     cluster_name: str
     engine: Chosen[ResolvedEngine]

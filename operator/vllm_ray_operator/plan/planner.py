@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import fence, names, raycluster, revision, rollout, status, traffic
+from vllm_ray_operator.plan import fence, names, raycluster, revision, rollout, roster, status, traffic
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
 from vllm_ray_operator.plan.aim import Aim
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
@@ -48,21 +48,18 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     cluster_name = names.ray_cluster(deployment.name, cluster.digest)
     held = rollout.is_held(world, engine.name)
     engines = revision.engines(world)
-    aim = Aim(world, now, cluster, cluster_name, engine, engines, held, counter.take, new_nonce)
     limits = rollout.limits(spec.rollout, spec.replicas)
-    count = spec.replicas + rollout.surge(world, limits.surge)
+    chosen = roster.choose(world, rollout.surge(world, limits.surge))
+    aim = Aim(world, now, chosen, cluster, cluster_name, engine, engines, held, counter.take, new_nonce)
 
-    known = {r.index: r for r in stored.replicas}
-    drafts = [
-        plan_replica(aim, known.get(index, ReplicaStatus(index=index)), wanted=index < count)
-        for index in sorted({*known, *range(count)})
-    ]
+    drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen)]
     rollout.take(aim, drafts, limits)
-    replicas = [d.status for d in drafts if d.status.index < count or d.status.attempts]
+    staying = chosen.asked | chosen.running
+    replicas = [d.status for d in drafts if d.status.index in staying or d.status.attempts]
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
     wakes = [0.0] if unsaved else []
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
-    actions.extend(_sync_clusters(aim, replicas, count))
+    actions.extend(_sync_clusters(aim, replicas))
     actions.extend(traffic.sync(world, replicas, engine.resolved.port))
     if not unsaved:
         actions.extend(_prune(world, cluster.name, engine.name, replicas))
@@ -73,6 +70,15 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     if (deadline := rollout.wake_after(aim, after.rollout)) is not None:
         wakes.append(deadline)
     return Plan(after, (*actions, *news), min(wakes, default=None))
+
+
+def _records(world: World, chosen: roster.Roster) -> list[ReplicaStatus]:
+    """Return what is known of the replicas that are there or are to be."""
+    known = {r.index: r for r in world.deployment.status.replicas}
+    for index in chosen.asked | chosen.surge:
+        record, surge = known.get(index, ReplicaStatus(index=index)), index in chosen.surge
+        known[index] = record if record.surge == surge else record.model_copy(update={"surge": surge})
+    return [known[index] for index in sorted(known)]
 
 
 def _ask(world: World, defaults: Defaults) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]]:
@@ -91,25 +97,29 @@ class _Counter:
         return self.value
 
 
-def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus], count: int) -> list[Action]:
-    """Keep exactly the RayCluster of the wanted revision; an older one goes when no attempt is left on it.
+def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
+    """Keep exactly the RayCluster of the wanted revision, none while the deployment is suspended.
 
-    ``count``: how many slots it is to have, those of replicas that leave apart.
+    Any other goes when no attempt is left on it.
     """
     world, actions = aim.world, list[Action]()
     stored = {r.index: r for r in world.deployment.status.replicas}
     attempts = [attempt for r in (*replicas, *stored.values()) for attempt in r.attempts]
     busy = {attempt.ray_cluster for attempt in attempts if not _is_stranded(attempt, world)}
+    suspended = aim.roster.suspended
     for old in world.clusters:
-        if old.name != aim.cluster_name and not old.deleting and old.name not in busy:
-            actions.append(Delete("RayCluster", old.name, old.uid, "the spec has changed"))
+        if (suspended or old.name != aim.cluster_name) and not old.deleting and old.name not in busy:
+            why = "spec.suspend is true" if suspended else "the spec has changed"
+            actions.append(Delete("RayCluster", old.name, old.uid, why))
     target = world.cluster(aim.cluster_name)
+    if suspended and (target is None or target.name not in busy):
+        return actions
     staying = {r.index for r in replicas for attempt in r.attempts if attempt.ray_cluster == aim.cluster_name}
-    wanted = {*range(count), *staying}
+    wanted = aim.roster.running | staying
     if target is None:
         # The accelerators of the old one have to be free first.
         if not world.clusters:
-            actions.append(Create(_manifest(aim, aim.cluster, count)))
+            actions.append(Create(_manifest(aim, aim.cluster)))
     elif not target.deleting:
         patch = raycluster.sync_slots(target, aim.cluster.resolved, wanted)
         if patch is not None:
@@ -122,8 +132,9 @@ def _is_stranded(attempt: Attempt, world: World) -> bool:
     return attempt.stop is not None and attempt.stop.recycle and not fence.survivors(attempt, world)
 
 
-def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster], count: int) -> dict[str, object]:
-    return dict(raycluster.manifest(aim.world.deployment, aim.cluster_name, cluster.name, cluster.resolved, count))
+def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster]) -> dict[str, object]:
+    slots = aim.roster.running
+    return dict(raycluster.manifest(aim.world.deployment, aim.cluster_name, cluster.name, cluster.resolved, slots))
 
 
 def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaStatus]) -> list[Action]:
@@ -139,15 +150,16 @@ def _status(
 ) -> tuple[VLLMDeploymentStatus, list[Action]]:
     deployment, problems = aim.world.deployment, aim.world.problems
     count = deployment.spec.replicas
-    wanted = [r for r in replicas if r.index < count]
+    wanted = [r for r in replicas if r.index in aim.roster.asked]
     target = aim.world.cluster(aim.cluster_name)
     pods = aim.cluster.resolved.pods_per_slot
-    obstacles = [start_obstacle(target, r.index, pods) for r in wanted] or [head_obstacle(target)]
+    starts = [] if aim.roster.suspended else wanted
+    obstacles = [start_obstacle(target, r.index, pods) for r in starts] or [head_obstacle(target)]
     roll = rollout.progress(aim, replicas)
     updated = sum(rollout.is_updated(aim, r) for r in wanted)
     judged = status.verdicts(
-        status.Situation(replicas, count, updated, roll, waits, deployment.spec.restart.crash_loop_after),
-        status.cluster_verdict(target, obstacles, problems),
+        status.Situation(replicas, aim.roster, updated, roll, waits, deployment.spec.restart.crash_loop_after),
+        status.cluster_verdict(target, obstacles, problems, suspended=aim.roster.suspended),
         problems,
     )
     conditions = status.conditions(deployment.status, judged, generation, aim.now)
@@ -159,7 +171,7 @@ def _status(
         engine_revision=aim.engine.name,
         ray_cluster=aim.cluster_name,
         endpoint=traffic.base_url(deployment, aim.engine.resolved.port),
-        current_replicas=len(replicas),
+        current_replicas=sum(r.phase != "Stopped" for r in replicas),
         ready_replicas=ready,
         updated_replicas=updated,
         rollout=roll,
@@ -177,10 +189,10 @@ def _report(world: World, now: datetime, unsaved: tuple[Create, ...]) -> Plan:
     wake_after = 0.0 if unsaved else None if world.clusters_known else KIND_POLL_SECONDS
     if not problems:
         return Plan(deployment.status, unsaved, wake_after)
-    cluster = status.cluster_verdict(None, (), problems)
-    old, spec = deployment.status, deployment.spec
-    loop = spec.restart.crash_loop_after
-    situation = status.Situation(old.replicas, spec.replicas, old.updated_replicas, old.rollout, False, loop)
+    cluster = status.cluster_verdict(None, (), problems, suspended=False)
+    old, loop = deployment.status, deployment.spec.restart.crash_loop_after
+    asked = roster.choose(world, 0)
+    situation = status.Situation(old.replicas, asked, old.updated_replicas, old.rollout, False, loop)
     judged = status.verdicts(situation, cluster, problems)
     conditions = status.conditions(deployment.status, judged, deployment.generation, now)
     summary = f"{deployment.status.ready_replicas}/{deployment.spec.replicas}"

@@ -97,8 +97,10 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
     )
 
 
-def manifest(deployment: Deployment, name: str, revision: str, resolved: ResolvedCluster, replicas: int) -> Manifest:
-    """Return the RayCluster of a revision with slots for ``replicas`` replicas."""
+def manifest(
+    deployment: Deployment, name: str, revision: str, resolved: ResolvedCluster, replicas: Collection[int]
+) -> Manifest:
+    """Return the RayCluster of a revision with the slots of ``replicas``."""
     spec: dict[str, Any] = {
         "rayVersion": resolved.ray_version,
         "headGroupSpec": {
@@ -106,7 +108,7 @@ def manifest(deployment: Deployment, name: str, revision: str, resolved: Resolve
             "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
             "template": resolved.head,
         },
-        "workerGroupSpecs": [slot_group(resolved, replica) for replica in range(replicas)],
+        "workerGroupSpecs": [slot_group(resolved, replica) for replica in sorted(replicas)],
     }
     if resolved.auth == "Token":
         spec["authOptions"] = {"mode": "token"}

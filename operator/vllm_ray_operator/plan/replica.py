@@ -35,6 +35,8 @@ def plan_replica(aim: Aim, replica: ReplicaStatus, *, wanted: bool) -> Draft:
     stopping.decide(aim, draft, stored, view, wanted=wanted)
     if stopping.close(aim, draft, view):
         standby.take_over(aim, draft)
+        if not wanted and not draft.status.attempts:
+            starting.rest(aim, draft)
     else:
         _act(aim, draft, stored, view)
         _show(aim, draft, view)

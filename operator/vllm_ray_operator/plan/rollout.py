@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from vllm_ray_operator.api.spec import Rollout, VLLMDeploymentSpec
 from vllm_ray_operator.api.status import ReplicaStatus, RolloutStatus
-from vllm_ray_operator.plan import standby, stopping
+from vllm_ray_operator.plan import roster, standby, stopping
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.revision import ResolvedEngine
 from vllm_ray_operator.plan.world import World
@@ -64,9 +64,7 @@ def surge(world: World, allowed: int) -> int:
         return 0
     if is_held(world, status.rollout.revision):
         # No new ones; but what is there may stand in for a replica that does not come back.
-        first = world.deployment.spec.replicas
-        there = [r.index - first + 1 for r in status.replicas if r.index >= first and r.attempts]
-        return min(allowed, max(there, default=0))
+        return min(allowed, sum(r.surge and bool(r.attempts) for r in status.replicas))
     return allowed
 
 
@@ -83,12 +81,12 @@ def take(aim: Aim, drafts: Iterable[Draft], limits: Limits) -> None:
     room = limits.width - sum(draft.status.standby is not None for draft in drafts)
     if any(standby.blames_spec(draft.status) for draft in drafts):
         room = 0
-    for draft in sorted(outdated, key=lambda d: (_worth(d.status), d.status.index)):
-        worth = _worth(draft.status)
-        left = ready - 1 if worth == _SERVES else ready
-        if worth == _SERVES and _needs_standby(aim, draft.status):
+    for draft in sorted(outdated, key=lambda d: (roster.worth(d.status), d.status.index)):
+        worth = roster.worth(draft.status)
+        left = ready - 1 if worth == roster.SERVES else ready
+        if worth == roster.SERVES and _needs_standby(aim, draft.status):
             room -= room > 0 and standby.prepare(aim, draft)
-        elif worth == _NOTHING or left >= limits.stay_ready:
+        elif worth == roster.NOTHING or left >= limits.stay_ready:
             stopping.retire(aim, draft, "NewRevision", "the spec has changed")
             draft.set(revision=aim.engine.name)  # whatever comes now, it starts again as that
             ready = left
@@ -104,20 +102,9 @@ def _needs_standby(aim: Aim, replica: ReplicaStatus) -> bool:
 
 def _is_to_be_taken(aim: Aim, replica: ReplicaStatus) -> bool:
     attempt = replica.attempt
-    if attempt is None or attempt.stop is not None or replica.index >= aim.world.deployment.spec.replicas:
+    if attempt is None or attempt.stop is not None or replica.index not in aim.roster.asked:
         return False
     return attempt.ray_cluster == aim.cluster_name and not aim.is_newest(attempt.engine_revision)
-
-
-_NOTHING, _PERHAPS, _SERVES = range(3)
-
-
-def _worth(replica: ReplicaStatus) -> int:
-    """Return what is lost with a replica. One that is silent may serve all the same: it may be us who are cut off."""
-    if replica.phase == "Ready":
-        return _SERVES
-    silent = replica.attempt is not None and replica.attempt.silent_time is not None
-    return _PERHAPS if silent else _NOTHING
 
 
 def is_updated(aim: Aim, replica: ReplicaStatus) -> bool:
@@ -130,7 +117,10 @@ def is_updated(aim: Aim, replica: ReplicaStatus) -> bool:
 def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | None:
     """Return how far the roll is, None when there is none or it is complete."""
     policy, stored = aim.world.deployment.spec.rollout, aim.world.deployment.status.rollout
-    wanted = [r for r in replicas if r.index < aim.world.deployment.spec.replicas]
+    if aim.roster.suspended:
+        # One that is held goes on as it was; else all start as the newest.
+        return stored.model_copy(update={"paused": policy.paused}) if stored is not None and aim.held else None
+    wanted = [r for r in replicas if r.index in aim.roster.asked]
     done = sum(is_updated(aim, r) and r.phase == "Ready" for r in wanted)
     if done == len(wanted):
         return None

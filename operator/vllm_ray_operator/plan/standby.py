@@ -106,7 +106,7 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
         text = f"replica {draft.status.index}, standby {standby.number}: {reason}: {message}"
         draft.actions.append(Emit("Warning", "StandbyFailed", text))
     elif not wanted:
-        found = "ScaledDown", "spec.replicas is smaller"
+        found = aim.roster.dismissal
     elif aim.is_outdated(standby):
         found = "NewRevision", "the spec has changed"
     elif aim.held and (draft.status.attempt is None or draft.status.attempt.stop is None):

@@ -11,7 +11,7 @@ from vllm_ray_operator.plan.world import Cluster, Pod
 def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     """Begin an attempt when everything it needs is there."""
     if not wanted:
-        draft.set(phase="Stopped", message="", next_start_time=None)
+        rest(aim, draft)
         return
     if aim.is_new:
         draft.set(failures=0, next_start_time=None)  # a repaired spec is tried at once
@@ -36,6 +36,13 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         next_start_time=None,
         restarts=status.restarts + (0 if first else 1),
     )
+
+
+def rest(aim: Aim, draft: Draft) -> None:
+    """Leave a replica without attempts as it is."""
+    draft.set(phase="Stopped", message="", failures=0, next_start_time=None)
+    if not aim.held:
+        draft.set(revision=None, standby_failure=None)  # when it starts again, it is no part of a roll
 
 
 def begin(

@@ -6,7 +6,7 @@ Messages carry no times, so that an unchanged world writes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from vllm_ray_operator.api.status import (
@@ -19,6 +19,7 @@ from vllm_ray_operator.api.status import (
 )
 from vllm_ray_operator.plan import standby
 from vllm_ray_operator.plan.actions import Emit
+from vllm_ray_operator.plan.roster import Roster
 from vllm_ray_operator.plan.world import Cluster, Problem
 
 ORDER: tuple[ConditionType, ...] = ("Ready", "Progressing", "ClusterReady", "Degraded")
@@ -33,10 +34,14 @@ class Verdict:
     message: str
 
 
-def cluster_verdict(cluster: Cluster | None, obstacles: Sequence[str], problems: Sequence[Problem]) -> Verdict:
+def cluster_verdict(
+    cluster: Cluster | None, obstacles: Sequence[str], problems: Sequence[Problem], *, suspended: bool
+) -> Verdict:
     """Judge the RayCluster: its head, the pods of every wanted slot, and whether Ray answers."""
     if problems:
         return Verdict("False", problems[0].reason, problems[0].message)
+    if cluster is None and suspended:
+        return Verdict("False", "Suspended", "there is no RayCluster while spec.suspend is true")
     if cluster is None:
         return Verdict("False", "CreatingCluster", "the RayCluster is being created")
     waiting = next((o for o in obstacles if o), "")
@@ -62,12 +67,12 @@ def _what_is_waited_for(cluster: Cluster, waiting: str) -> Verdict:
 class Situation:
     """What the replicas are, and the roll they are in.
 
-    ``count``: how many are asked for; ``replicas`` are those that exist. ``waits``: the spec has changes that wait for
-    the end of a pause. ``crash_loop_after``: failures in a row that are called a crash loop.
+    ``replicas`` are those that exist, ``roster`` tells which are asked for. ``waits``: the spec has changes that wait
+    for the end of a pause. ``crash_loop_after``: failures in a row that are called a crash loop.
     """
 
     replicas: Sequence[ReplicaStatus]
-    count: int
+    roster: Roster
     updated: int
     rollout: RolloutStatus | None
     waits: bool
@@ -76,17 +81,42 @@ class Situation:
     @property
     def wanted(self) -> list[ReplicaStatus]:
         """The replicas that are asked for."""
-        return [r for r in self.replicas if r.index < self.count]
+        return [r for r in self.replicas if r.index in self.roster.asked]
+
+    @property
+    def count(self) -> int:
+        """How many are asked for."""
+        return len(self.roster.asked)
 
 
 def verdicts(situation: Situation, cluster: Verdict, problems: Sequence[Problem]) -> dict[ConditionType, Verdict]:
     """Judge the deployment."""
+    if situation.roster.suspended and not problems:
+        return _suspended(situation, cluster)
     main = _main(situation, cluster, problems)
     return {
         "Ready": main,
         "ClusterReady": cluster,
         "Degraded": _degraded(situation, main, cluster, problems),
         "Progressing": _progressing(situation, main, problems),
+    }
+
+
+def _suspended(situation: Situation, cluster: Verdict) -> dict[ConditionType, Verdict]:
+    """Judge a deployment that is not to run: it is not ready, as it was asked to be, and that is no fault."""
+    left = sum(bool(r.attempts) for r in situation.replicas)
+    how_far = f"{left} replicas are being stopped" if left else f"none of {situation.count} replicas runs"
+    held = situation.waits or (situation.rollout is not None and situation.rollout.paused)
+    pause = "; spec.rollout.paused holds changes of the spec back, also when they run again" if held else ""
+    main = Verdict("False", "Suspended", f"spec.suspend is true: {how_far}{pause}")
+    progressing = main
+    if left or cluster.reason != "Suspended":
+        progressing = Verdict("True", "Suspending", f"{main.message}; the RayCluster is deleted when all are gone")
+    return {
+        "Ready": main,
+        "ClusterReady": cluster,
+        "Degraded": _degraded(replace(situation, rollout=None), main, cluster, ()),
+        "Progressing": progressing,
     }
 
 
@@ -162,7 +192,7 @@ def _degraded(situation: Situation, main: Verdict, cluster: Verdict, problems: S
     return Verdict("False", "AsExpected", "nothing has failed")
 
 
-_HARMLESS = ("CreatingCluster", "WaitingForPods")
+_HARMLESS = ("CreatingCluster", "WaitingForPods", "Suspended")
 
 
 def _has_failed(replica: ReplicaStatus) -> bool:

@@ -40,7 +40,7 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
         text = f"replica {draft.status.index}, attempt {attempt.number}: {stop.message}"
         draft.actions.append(Emit("Warning", stop.reason, text))
     elif not wanted:
-        retire(aim, draft, "ScaledDown", "spec.replicas is smaller")
+        retire(aim, draft, *aim.roster.dismissal)
     elif attempt.ray_cluster != aim.cluster_name:
         retire(aim, draft, "NewRevision", "the spec has changed")
         draft.set(revision=None)  # what it ran may not fit the new pods

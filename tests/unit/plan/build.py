@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -245,16 +245,14 @@ class Scene:
         self.raw = {**self.raw, **parts}
         self.generation += 1
 
-    def make_cluster(self, replicas: int | None = None, pods: int = 1) -> Cluster:
+    def make_cluster(self, slots: Iterable[int] | None = None, pods: int = 1) -> Cluster:
         """The RayCluster of the wanted revision comes up, slots included."""
-        wanted = self.raw.get("replicas", 1) if replicas is None else replicas
+        wanted = list(range(self.raw.get("replicas", 1)) if slots is None else slots)
         name = self.status.ray_cluster or ""
         workers = [
-            pod(f"w{i}-{n}", f"slot-{i}", cluster=name, ip=f"10.0.{1 + i}.{1 + n}")
-            for i in range(wanted)
-            for n in range(pods)
+            pod(f"w{i}-{n}", f"slot-{i}", cluster=name, ip=f"10.0.{1 + i}.{1 + n}") for i in wanted for n in range(pods)
         ]
-        groups = [(f"slot-{i}", pods) for i in range(wanted)]
+        groups = [(f"slot-{i}", pods) for i in wanted]
         self.clusters[name] = cluster(name, [head(cluster=name), *workers], groups)
         return self.clusters[name]
 

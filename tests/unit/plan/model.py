@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 from tests.unit.plan import build
-from vllm_ray_operator.api.status import Attempt, VLLMDeploymentStatus
-from vllm_ray_operator.plan import engine_job, names, planner
+from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.plan import engine_job, names, planner, stopping
 from vllm_ray_operator.plan import world as seen
 from vllm_ray_operator.plan.actions import (
     Action,
@@ -334,16 +334,14 @@ class World:
         highest = max(self.ids.values(), default=0)
         for replica in self.status.replicas:
             for attempt in (a for a in replica.attempts if a.instance_id not in known):
-                assert replica.index < self.raw["replicas"] + self.policy("maxSurge"), "I5: more than may surge"
+                assert not self.raw.get("suspend"), f"{attempt.instance_id} is begun while suspended"
                 assert attempt.instance_id not in self.ids, f"I1: {attempt.instance_id} came again"
                 assert attempt.number > highest, f"I1: number {attempt.number} is not new"
                 self.ids[attempt.instance_id] = attempt.number
+        running = [r for r in self.status.replicas if not is_stopped(r)]
+        assert len(running) <= self.raw["replicas"] + self.policy("maxSurge"), "I5: more than may surge"
         if plan.status != before:
-            phases = [
-                f"{r.phase}{r.attempt.number if r.attempt else ''}{f'+{r.standby.number}' if r.standby else ''}"
-                for r in self.status.replicas
-            ]
-            self.note(f"status {' '.join(phases)}")
+            self.note(f"status {' '.join(map(_word, self.status.replicas))}")
 
     def policy(self, field: str) -> int:
         return int(self.raw.get("rollout", {}).get(field, {"maxUnavailable": 1, "maxSurge": 0}[field]))
@@ -351,25 +349,37 @@ class World:
     def check_roll(self, observed: seen.World, plan: Plan) -> None:
         """I5: a roll takes an engine that serves only if enough stay ready, and none while it is paused."""
         before = {r.attempt.instance_id: r for r in self.status.replicas if r.attempt is not None}
-        taken = []
+        taken, dismissed = [], []
         for replica in plan.status.replicas:
             attempt = replica.attempt
             old = before.get(attempt.instance_id) if attempt is not None else None
             if attempt is None or old is None or old.attempt is None or old.attempt.stop is not None:
                 continue
+            engine = observed.attempts[attempt.instance_id].engine
+            serves = old.phase == "Ready" and engine is not None and engine.ready
+            if attempt.stop is not None and attempt.stop.reason == "ScaledDown" and serves:
+                dismissed.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "NewRevision":
                 assert not observed.deployment.spec.rollout.paused, f"replica {replica.index} is taken in a pause"
-                engine = observed.attempts[attempt.instance_id].engine
-                serves = old.phase == "Ready" and engine is not None and engine.ready
                 if serves and attempt.ray_cluster == plan.status.ray_cluster:
                     taken.append(replica.index)
-        there = {r.index for r in plan.status.replicas}
-        lost = {r.index for r in self.status.replicas if r.index < observed.deployment.spec.replicas} - there
-        assert not lost, f"what is known of replicas {lost} was forgotten"
+        self._check_scale(observed, plan, dismissed)
         ready = [r.index for r in plan.status.replicas if r.phase == "Ready"]
         if taken and self.raw.get("rollout", {}).get("type") != "Recreate":
             least = self.raw["replicas"] - self.policy("maxUnavailable")
             assert len(ready) >= least, f"I5: {taken} are taken, {ready} stay ready, {least} have to"
+
+    def _check_scale(self, observed: seen.World, plan: Plan, dismissed: list[int]) -> None:
+        """One that serves leaves only if all that stay serve too, and nothing is forgotten that is asked for."""
+        asked = [r for r in plan.status.replicas if not leaves(r) and not r.surge]
+        assert sum(not is_stopped(r) for r in asked) <= self.raw["replicas"], "more stay than are asked for"
+        there = {r.index for r in plan.status.replicas}
+        lost = [r.index for r in self.status.replicas if r.index not in there and not leaves(r) and not r.surge]
+        assert len(asked) >= self.raw["replicas"] or not lost, f"what is known of replicas {lost} was forgotten"
+        if dismissed:
+            unseen = {r.index for r in self.status.replicas if r.attempt is not None and _is_down(observed, r)}
+            idle = [r.index for r in asked if r.index in unseen and r.phase not in ("Stopping", "Draining")]
+            assert not idle, f"{dismissed} serve and leave, {idle} do not and stay"
 
     def execute(self, action: Action, observed: seen.World, *, late: bool = False) -> None:
         """Carry out one action. Refused if it was not. A submission goes only to the head that was observed."""
@@ -461,7 +471,9 @@ class World:
     def _stop(self, cluster: str, submission_id: str) -> None:
         attempts = {a.instance_id: a for a in written(self.status)}
         assert submission_id in attempts, f"I3: {submission_id} is not ours"
-        assert attempts[submission_id].stop is not None, f"{submission_id} is stopped without an intent"
+        stop = attempts[submission_id].stop
+        assert stop is not None, f"{submission_id} is stopped without an intent"
+        assert not stopping.is_draining(stop), f"{submission_id} is stopped while it drains"
         if cluster not in self.clusters or self.ray(self.clusters[cluster]) is None:
             raise Refused
         job = self.known(self.clusters[cluster]).get(submission_id)
@@ -496,6 +508,29 @@ class World:
 def written(status: VLLMDeploymentStatus) -> list[Attempt]:
     """All attempts of a status, standbys too."""
     return [attempt for replica in status.replicas for attempt in replica.attempts]
+
+
+def leaves(replica: ReplicaStatus) -> bool:
+    """Whether a replica is there only until its attempts are gone."""
+    reasons = {attempt.stop.reason for attempt in replica.attempts if attempt.stop is not None}
+    return "ScaledDown" in reasons
+
+
+def is_stopped(replica: ReplicaStatus) -> bool:
+    """Whether all attempts of a replica are to end, for whatever reason; it may start again or leave."""
+    return bool(replica.attempts) and all(attempt.stop is not None for attempt in replica.attempts)
+
+
+def _word(replica: ReplicaStatus) -> str:
+    waiting = f"+{replica.standby.number}" if replica.standby else ""
+    return f"{replica.index}:{replica.phase}{replica.attempt.number if replica.attempt else ''}{waiting}"
+
+
+def _is_down(observed: seen.World, replica: ReplicaStatus) -> bool:
+    """Whether the launcher itself says that a replica does not serve."""
+    attempt = replica.attempt
+    engine = observed.attempts[attempt.instance_id].engine if attempt is not None else None
+    return engine is not None and not engine.ready
 
 
 def patch(target: Any, operation: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Plays a deployment: what is planned happens, engines load and end in known time, and each line says how all are."""
+"""Plays a deployment: what is planned happens, engines load and end in known time, and each line says how all are.
+
+A replica that does not stand at the place of its index is written with it: ``2:Ready3``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from tests.unit.plan import build
 from tests.unit.plan.build import NOTHING_LEFT, Scene
 from vllm_ray_operator.api.status import ReplicaStatus
-from vllm_ray_operator.plan.actions import PatchCluster, StopJob, SubmitJob
+from vllm_ray_operator.plan.actions import Create, Delete, PatchCluster, StopJob, SubmitJob
 from vllm_ray_operator.plan.world import AttemptView
 
 STEP_SECONDS = 5.0
@@ -25,6 +28,7 @@ class Play:
         self.scene: Scene = build.serving(raw)
         self.breaks = breaks
         self.stopping: set[str] = set()
+        self.deleted: list[str] = []  # RayClusters
         self.log: list[str] = []
         self.note()
 
@@ -34,8 +38,9 @@ class Play:
             self.log.append(line)
 
     def _word(self, replica: ReplicaStatus) -> str:
+        index = "" if replica.index == self.scene.status.replicas.index(replica) else f"{replica.index}:"
         waiting = f"+{replica.standby.number}" if replica.standby else ""
-        return f"{replica.phase}{replica.attempt.number if replica.attempt else ''}{waiting}"
+        return f"{index}{replica.phase}{replica.attempt.number if replica.attempt else ''}{waiting}"
 
     def run(self, passes: int) -> list[str]:
         """Let the operator make so many passes, and return the log from there on."""
@@ -80,9 +85,11 @@ class Play:
                 self._submit(action)
             elif isinstance(action, StopJob):
                 self.stopping.add(action.submission_id)
-            elif isinstance(action, PatchCluster):
-                slots = {r.index for r in scene.status.replicas} | set(range(scene.raw["replicas"]))
-                scene.make_cluster(replicas=max(slots, default=-1) + 1)
+            elif isinstance(action, PatchCluster) or (isinstance(action, Create) and _is_ray_cluster(action)):
+                scene.make_cluster([r.index for r in scene.status.replicas if r.phase != "Stopped"])
+            elif isinstance(action, Delete) and action.kind == "RayCluster":
+                del scene.clusters[action.name]
+                self.deleted.append(action.name)
         for replica in scene.status.replicas:
             for attempt in replica.attempts:
                 scene.views.setdefault(attempt.instance_id, AttemptView(job="absent"))
@@ -100,9 +107,20 @@ class Play:
         else:
             self.scene.views[action.submission_id] = AttemptView(job=job, engine=build.engine(ready=False))
 
+    def hang(self, index: int) -> None:
+        """The engine of a replica runs on, but does not serve."""
+        (attempt,) = (r.attempt for r in self.scene.status.replicas if r.index == index)
+        assert attempt is not None
+        job = self.scene.views[attempt.instance_id].job
+        self.scene.views[attempt.instance_id] = AttemptView(job=job, engine=build.engine(ready=False, phase="Serving"))
+
     def crash(self, index: int) -> None:
         """The engine of a replica dies."""
-        attempt = self.scene.status.replicas[index].attempt
+        (attempt,) = (r.attempt for r in self.scene.status.replicas if r.index == index)
         assert attempt is not None
         job = build.job("FAILED", result={"reason": "WorkerDied", "message": "killed"})
         self.scene.views[attempt.instance_id] = AttemptView(job=job, leftovers=NOTHING_LEFT)
+
+
+def _is_ray_cluster(action: Create) -> bool:
+    return bool(action.manifest["kind"] == "RayCluster")

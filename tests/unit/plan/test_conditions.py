@@ -16,6 +16,7 @@ from vllm_ray_operator.api.status import (
     VLLMDeploymentStatus,
 )
 from vllm_ray_operator.plan import status
+from vllm_ray_operator.plan.roster import Roster
 from vllm_ray_operator.plan.status import Situation, Verdict
 from vllm_ray_operator.plan.world import Cluster, Problem
 
@@ -49,10 +50,17 @@ class Case:
     rollout: RolloutStatus | None = None
     updated: int = 1
     waits: bool = False
+    suspended: bool = False
+
+    @property
+    def roster(self) -> Roster:
+        return Roster(frozenset(range(self.count)), frozenset(), self.suspended)
 
 
 ROLL = RolloutStatus(revision="chat-engine-2", updated_ready=0, progress_time=NOW)
 PAUSED, STALLED = ROLL.model_copy(update={"paused": True}), ROLL.model_copy(update={"stalled": True})
+WISH = build.stop("Suspended", failure=False)
+NO_CLUSTER = Verdict("False", "Suspended", "there is no RayCluster while spec.suspend is true")
 HALF = [replica("Stopping"), replica("Ready", index=1)]
 
 CASES: dict[str, Case] = {
@@ -142,6 +150,46 @@ CASES: dict[str, Case] = {
         [replica("Ready", failures=3)], "True AllReplicasReady", "False Complete", "True CrashLoop"
     ),
     "not ready": Case([replica("NotReady")], "False NotReady", "True NotReady", "True NotReady"),
+    "suspended, on the way": Case(
+        [replica("Draining", stop=WISH), replica("Stopped", 1)],
+        "False Suspended",
+        "True Suspending",
+        "False AsExpected",
+        count=2,
+        suspended=True,
+        words="1 replicas are being stopped",
+    ),
+    "suspended, the RayCluster still there": Case(
+        [replica("Stopped")], "False Suspended", "True Suspending", "False AsExpected", suspended=True
+    ),
+    "suspended": Case(
+        [replica("Stopped"), replica("Stopped", 1)],
+        "False Suspended",
+        "False Suspended",
+        "False AsExpected",
+        count=2,
+        cluster=NO_CLUSTER,
+        suspended=True,
+        words="none of 2 replicas runs",
+    ),
+    "suspended, and paused past admission": Case(
+        [replica("Stopped")],
+        "False Suspended",
+        "False Suspended",
+        "False AsExpected",
+        cluster=NO_CLUSTER,
+        suspended=True,
+        waits=True,
+        words="spec.rollout.paused holds changes of the spec back",
+    ),
+    "suspended, but something is in the way of it": Case(
+        [replica("Stopping", stop=WISH)],
+        "False Forbidden",
+        "True Forbidden",
+        "True Forbidden",
+        suspended=True,
+        problems=(Problem("Forbidden", "may not delete"),),
+    ),
     "scaled to nothing": Case([], "True ScaledToZero", "False Complete", "False AsExpected", count=0),
     "one leaves": Case(
         [replica("Ready"), replica("Stopping", 1)], "True AllReplicasReady", "True ScalingDown", "False AsExpected"
@@ -160,7 +208,7 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_verdicts(name: str) -> None:
     case = CASES[name]
-    situation = Situation(case.replicas, case.count, case.updated, case.rollout, case.waits, crash_loop_after=3)
+    situation = Situation(case.replicas, case.roster, case.updated, case.rollout, case.waits, crash_loop_after=3)
     judged = status.verdicts(situation, case.cluster, case.problems)
     kinds: tuple[ConditionType, ...] = ("Ready", "Progressing", "Degraded")
     assert [f"{judged[kind].status} {judged[kind].reason}" for kind in kinds] == [
@@ -187,7 +235,7 @@ CLUSTERS: dict[str, tuple[Cluster | None, list[str], tuple[Problem, ...], str]] 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_cluster_verdict(name: str) -> None:
     cluster, obstacles, problems, expected = CLUSTERS[name]
-    verdict = status.cluster_verdict(cluster, obstacles, problems)
+    verdict = status.cluster_verdict(cluster, obstacles, problems, suspended=False)
     assert f"{verdict.status} {verdict.reason}" == expected
 
 

@@ -22,7 +22,7 @@ def resolve(image: str | None = "img:1", **parts: Any) -> ResolvedCluster:
 
 
 def manifest(replicas: int = 2, **parts: Any) -> Any:
-    return raycluster.manifest(build.deployment(), "chat-12345678", "chat-cluster-1", resolve(**parts), replicas)
+    return raycluster.manifest(build.deployment(), "chat-12345678", "chat-cluster-1", resolve(**parts), range(replicas))
 
 
 def ray_container(template: Any) -> Any:

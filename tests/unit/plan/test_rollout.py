@@ -161,7 +161,7 @@ def test_scaled_in_the_middle() -> None:
     play.scene.change(engine=NEW)
     play.run(4)
     play.scene.change(replicas=2)
-    assert play.until_rest()[-1] == "Ready4  Ready5"
+    assert play.until_rest()[-1] == "1:Ready4  2:Ready5", "the one that did not serve has left"
 
 
 # -- a revision that is no good ----------------------------------------------------------------------------------------

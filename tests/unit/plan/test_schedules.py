@@ -163,6 +163,11 @@ def _paused(world: World) -> None:
     _edit(rollout={**world.raw["rollout"], "paused": not world.raw["rollout"].get("paused", False)})(world)
 
 
+def _suspended(world: World) -> None:
+    """Also in a pause: admission may have been by-passed."""
+    _edit(suspend=not world.raw.get("suspend", False))(world)
+
+
 def _undone(world: World) -> None:
     """Back to a revision that is kept, or that was once."""
     kept = sorted(r.name for r in world.revisions.values() if r.kind == "engine")
@@ -206,27 +211,29 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "restart asked for": _restarted,
     "paused or resumed": _paused,
     "undone": _undone,
+    "suspended or resumed": _suspended,
 }
 
 
 def settle(world: World) -> None:
     """No more faults: everything asked for gets ready within bounded steps, and then nothing is left to do."""
     world.note("no more faults")
-    _edit(rollout={k: v for k, v in world.raw["rollout"].items() if k not in ("paused", "toRevision")})(world)
+    rollout = {k: v for k, v in world.raw["rollout"].items() if k not in ("paused", "toRevision")}
+    _edit(rollout=rollout, suspend=False)(world)
     world.deaf_engines = set()
     for cluster in world.clusters.values():
         cluster.silent_until = cluster.partial_until = 0.0
-    for step in range(SETTLE_STEPS):
-        if one_pass(world) and not moving(world):
-            break
-        world.advance(3.0 if step < 200 else 20.0)
+    if world.random.random() < 0.3:
+        _settle_suspended(world)
+    rest(world)
     wanted = world.raw["replicas"]
     status = world.status
     assert [r.phase for r in status.replicas] == ["Ready"] * wanted, status.replicas
     assert status.ready_replicas == wanted
     assert [c.status for c in status.conditions] == ["True", "False", "True", "False"], status.conditions
     assert set(world.clusters) == {status.ray_cluster}
-    assert sorted(world.clusters[status.ray_cluster or ""].groups) == [(f"slot-{i}", 2) for i in range(wanted)]
+    slots = [(f"slot-{r.index}", 2) for r in status.replicas]
+    assert sorted(world.clusters[status.ray_cluster or ""].groups) == slots
     alive = {j.id for j in world.jobs if j.processes}
     assert alive == {r.attempt.instance_id for r in status.replicas if r.attempt}, "an engine runs that nobody knows"
     world.check_traffic()
@@ -235,6 +242,36 @@ def settle(world: World) -> None:
     assert plan.status == status
     assert plan.actions == ()
     assert plan.wake_after is None
+
+
+def _settle_suspended(world: World) -> None:
+    """All stops, nothing is left, and what was asked for is still known."""
+    _edit(suspend=True)(world)
+    rest(world)
+    status = world.status
+    assert [r.phase for r in status.replicas] == ["Stopped"] * world.raw["replicas"], status.replicas
+    assert (status.current_replicas, status.ready_replicas) == (0, 0)
+    assert [f"{c.status} {c.reason}" for c in status.conditions] == [
+        "False Suspended",
+        "False Suspended",
+        "False Suspended",
+        "False AsExpected",
+    ]
+    assert (world.clusters, world.pods, world.slices) == ({}, {}, {}), "something is held"
+    assert not [j.id for j in world.jobs if j.processes]
+    assert len(world.services) == 1
+    world.time += 86400
+    plan = world.plan(world.observe())
+    assert (plan.status, plan.actions, plan.wake_after) == (status, (), None)
+    _edit(suspend=False)(world)
+
+
+def rest(world: World) -> None:
+    """Pass after pass until there is nothing left to do."""
+    for step in range(SETTLE_STEPS):
+        if one_pass(world) and not moving(world):
+            return
+        world.advance(3.0 if step < 200 else 20.0)
 
 
 def moving(world: World) -> bool:

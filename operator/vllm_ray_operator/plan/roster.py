@@ -1,0 +1,87 @@
+"""Which replicas there are to be, by index.
+
+A choice is not remembered as such: it follows from what the replicas are. What follows from it is written down at once
+(the stop of one that leaves, the ``surge`` of one that a roll adds), and counts for the next choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count, islice
+
+from vllm_ray_operator.api.status import ReplicaStatus
+from vllm_ray_operator.plan.world import World
+
+# What is lost with a replica.
+NOTHING, PERHAPS, SERVES = range(3)
+
+SCALED_DOWN = "ScaledDown"
+SUSPENDED = "Suspended"
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The indices of the replicas that are ``asked`` for by ``spec.replicas``, and of those that a roll has beyond."""
+
+    asked: frozenset[int]
+    surge: frozenset[int]
+    suspended: bool = False
+
+    @property
+    def running(self) -> frozenset[int]:
+        """Those that are to run, or to start."""
+        return frozenset() if self.suspended else self.asked | self.surge
+
+    @property
+    def dismissal(self) -> tuple[str, str]:
+        """Reason and message of the end of a replica that is not to run."""
+        if self.suspended:
+            return SUSPENDED, "spec.suspend is true"
+        return SCALED_DOWN, "spec.replicas is smaller"
+
+
+def choose(world: World, surge: int) -> Roster:
+    """Choose the replicas. ``surge``: how many a roll may have beyond those asked for.
+
+    The healthiest stay, of those that are alike the lowest indices; new ones take the lowest free indices. One that
+    leaves already stays only if there would be too few without it. The replicas of a roll's surge stand back as long
+    as it goes on: else each one that it restarts would lose its place to them.
+    """
+    spec, stored = world.deployment.spec, world.deployment.status.replicas
+    surge = 0 if spec.suspend else surge
+    apart = surge > 0 or spec.suspend
+    ranked = sorted(stored, key=lambda r: (apart and r.surge, *_rank(world, r)))
+    asked = [r.index for r in ranked[: spec.replicas]]
+    beyond = [r.index for r in ranked[spec.replicas :] if apart and r.surge][:surge]
+    taken = {r.index for r in stored}
+    free = (index for index in count() if index not in taken)
+    asked += islice(free, spec.replicas - len(asked))
+    beyond += islice(free, surge - len(beyond))
+    return Roster(frozenset(asked), frozenset(beyond), spec.suspend)
+
+
+def worth(replica: ReplicaStatus) -> int:
+    """Return what is lost with a replica. One that is silent may serve all the same: it may be us who are cut off."""
+    if replica.phase == "Ready":
+        return SERVES
+    silent = replica.attempt is not None and replica.attempt.silent_time is not None
+    return PERHAPS if silent else NOTHING
+
+
+def _rank(world: World, replica: ReplicaStatus) -> tuple[bool, int, bool, int]:
+    """Return where a replica stands in the line of those that stay."""
+    attempts = replica.attempts
+    leaves = any(attempt.stop is not None and attempt.stop.reason == SCALED_DOWN for attempt in attempts)
+    fails = replica.failures > 0 or any(attempt.stop is not None and attempt.stop.failure for attempt in attempts)
+    return (leaves, -_worth_by_now(world, replica), fails or not attempts, replica.index)
+
+
+def _worth_by_now(world: World, replica: ReplicaStatus) -> int:
+    """Return what is lost with a replica, with what was seen of it after its status was written."""
+    value = worth(replica)
+    if value != SERVES or replica.attempt is None:
+        return value
+    view = world.attempts.get(replica.attempt.instance_id)
+    if view is None or view.engine is None:
+        return PERHAPS
+    return SERVES if view.engine.ready else NOTHING
