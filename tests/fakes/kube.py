@@ -166,7 +166,9 @@ class FakeKube:
             address, old = self._precondition(resource, namespace, obj)
             return self._store(address, {**old, "status": copy.deepcopy(obj.get("status") or {})})
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str | None, *, at_once: bool = False
+    ) -> None:
         with self._call("delete", resource, namespace, name):
             address = (resource, namespace, name)
             found = self._found(address)["metadata"]["uid"]

@@ -141,7 +141,8 @@ class _Executor:
     async def _delete(self, action: Delete) -> None:
         log.info("deleting %s %s: %s", action.kind, action.name, action.why)
         try:
-            await self._clients.kube.delete(RESOURCES[action.kind], self._deployment.namespace, action.name, action.uid)
+            resource, namespace = RESOURCES[action.kind], self._deployment.namespace
+            await self._clients.kube.delete(resource, namespace, action.name, action.uid, at_once=action.at_once)
         except (Conflict, NotFound):
             pass  # the one that was meant is gone
         except ApiError as error:

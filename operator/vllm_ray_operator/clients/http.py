@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import sys
 from typing import Self
 
 import aiohttp
 
 EXCERPT_CHARACTERS = 300
+
+# A peer whose node is cut off or without power says nothing more, and a long poll would wait for it to the end of its
+# time. The kernel asks it once a second when it was silent for so many seconds, and gives up after so many questions.
+SILENT_SECONDS = 2
+QUESTIONS = 3
 
 
 class SessionHolder:
@@ -24,7 +31,8 @@ class SessionHolder:
         Connections are not limited here: callers bound what they do at once, and every launcher has one long poll.
         """
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=watched_socket)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         return self._session
 
     async def close(self) -> None:
@@ -38,6 +46,18 @@ class SessionHolder:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket whose connection fails within seconds when its peer is gone without a word."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_SECONDS)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, QUESTIONS)
+    return made
 
 
 def failure_in_words(error: BaseException, timeout: aiohttp.ClientTimeout) -> str:

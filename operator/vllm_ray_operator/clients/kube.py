@@ -122,11 +122,15 @@ class KubeClient:
         name = f"{obj['metadata']['name']}/status"
         return await self._call("PUT", resource, namespace, name, query={"fieldManager": MANAGER}, body=dict(obj))
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str | None, *, at_once: bool = False
+    ) -> None:
         """Delete in the background."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
+        if at_once:
+            options["gracePeriodSeconds"] = 0
         await self._call("DELETE", resource, namespace, name, body=options)
 
     async def _pages(self, resource: Resource, namespace: str, selector: Mapping[str, str]) -> Sequence[Object]:

@@ -95,8 +95,13 @@ class Kube(Protocol):
         """Replace the status subresource; the resourceVersion in ``obj`` is the precondition."""
         ...
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None) -> None:
-        """Delete in the background, only if the uid matches when one is given. NotFound if there is none."""
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str | None, *, at_once: bool = False
+    ) -> None:
+        """Delete in the background, only if the uid matches when one is given. NotFound if there is none.
+
+        ``at_once``: a pod goes without its node's word that it has ended.
+        """
         ...
 
 

@@ -170,6 +170,7 @@ def parse_pod(resource: Object) -> Pod:
         restarts=container.get("restartCount", 0),
         problem=problem,
         problem_reason=reason,
+        lost_since=words.lost_since(resource),
     )
 
 

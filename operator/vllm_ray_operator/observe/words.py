@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 Json = Mapping[str, Any]
@@ -58,14 +59,22 @@ def node_is_lost(pod: Json) -> bool:
     return ready.get("status") in ("False", "Unknown") and containers.get("status") == "True"
 
 
+def lost_since(pod: Json) -> datetime | None:
+    """Return since when the pod's node has not answered; None if it does."""
+    if not node_is_lost(pod):
+        return None
+    since = conditions(pod["status"])["Ready"].get("lastTransitionTime")
+    return datetime.fromisoformat(since) if since else None
+
+
 def pod_problem(pod: Json) -> tuple[str, str]:
     """Return (CamelCase reason, words) of what keeps a pod from running; two empty strings if nothing is known."""
     status = pod.get("status") or {}
-    if pod["metadata"].get("deletionTimestamp"):
-        return "", ""
     if node_is_lost(pod):
         node = pod["spec"].get("nodeName") or "unknown"
         return "NodeNotReady", f"pod {_name(pod)}: its node {node} does not answer"
+    if pod["metadata"].get("deletionTimestamp"):
+        return "", ""
     scheduled = conditions(status).get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return _not_scheduled(pod, scheduled)

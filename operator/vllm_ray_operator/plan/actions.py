@@ -36,12 +36,16 @@ class PatchCluster:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete one object of that uid; one that is gone already is fine."""
+    """Delete one object of that uid; one that is gone already is fine.
+
+    ``at_once``: also when its node cannot confirm it.
+    """
 
     kind: Kind
     name: str
     uid: str | None
     why: str
+    at_once: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from vllm_ray_operator.api.status import Attempt, Rank, ReplicaStatus, Session
 from vllm_ray_operator.plan import fence, identity, names
+from vllm_ray_operator.plan.actions import Delete, Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.world import Cluster, Pod
+
+# A pod on a node that has not answered for this long is not waited for. Kubernetes takes a node for lost after 50 s of
+# silence, from which this counts; one that restarts is back by then, as a rule.
+LOST_SECONDS = 60.0
 
 
 def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
@@ -24,6 +29,8 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     obstacle = start_obstacle(cluster, status.index, aim.cluster.resolved.pods_per_slot)
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
+        if cluster is not None:
+            _let_go(aim, draft, cluster)
         return
     revision = aim.next_revision(status)
     first = status.last_fence is None
@@ -43,6 +50,25 @@ def rest(aim: Aim, draft: Draft) -> None:
     draft.set(phase="Stopped", message="", failures=0, next_start_time=None)
     if not aim.held:
         draft.set(revision=None, standby_failure=None)  # when it starts again, it is no part of a roll
+
+
+def _let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
+    """Delete pods that wait for a node that does not answer: KubeRay makes others only when they are gone.
+
+    Kubernetes keeps them until the node is back or its Node object is deleted. The last attempt is proven gone without
+    their word. If they live on somewhere, Ray has dropped their node, and another one's accelerators are others.
+    """
+    for pod in cluster.slot(names.slot(draft.status.index)):
+        if pod.lost_since is None:
+            continue
+        left = LOST_SECONDS - (aim.now - pod.lost_since).total_seconds()
+        if left > 0:
+            draft.wake(left)
+            continue
+        why = f"node {pod.node} has not answered for {LOST_SECONDS:.0f} s"
+        draft.actions.append(Delete("Pod", pod.name, pod.uid, why, at_once=True))
+        text = f"replica {draft.status.index}: deleting its pod {pod.name}, {why}"
+        draft.actions.append(Emit("Warning", "PodOnLostNode", text))
 
 
 def begin(

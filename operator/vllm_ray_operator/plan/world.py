@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
@@ -34,7 +35,10 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Pod:
-    """A head or worker pod. ``restarts`` and ``ready`` are those of its Ray container."""
+    """A head or worker pod. ``restarts`` and ``ready`` are those of its Ray container.
+
+    ``lost_since``: from when on its node has not answered, if it does not.
+    """
 
     name: str
     uid: str
@@ -48,6 +52,7 @@ class Pod:
     restarts: int
     problem: str = ""  # why it does not run, in words: image pull, unschedulable, crash
     problem_reason: str = ""  # the same as a CamelCase reason
+    lost_since: datetime | None = None
 
 
 def _by_group(pods: Iterable[Pod]) -> Mapping[str, tuple[Pod, ...]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import socket
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,3 +80,18 @@ async def test_nobody_listens(engine: EngineClient, unused_tcp_port: int) -> Non
     with pytest.raises(ApiError, match=f"the launcher of {ID} .*no connection") as caught:
         await engine.state(EngineEndpoint("127.0.0.1", unused_tcp_port, ID), None, 0)
     assert caught.value.status is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's settings of Linux")
+async def test_the_kernel_asks_a_silent_peer_and_gives_up_within_seconds(engine: EngineClient, served: Served) -> None:
+    served.answers(web.Response(body=b"x" * 4_000_000))
+    async with engine.session.get(served.url) as response:
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        connected = response.connection.transport.get_extra_info("socket")
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, every, most = (
+            connected.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + every * most <= 5

@@ -142,6 +142,7 @@ async def test_requests(kube: KubeClient, served: Served) -> None:
     await kube.json_patch(RAY_CLUSTERS, "ns", "chat", operations)
     await kube.replace_status(RAY_CLUSTERS, "ns", cluster)
     await kube.delete(PODS, "ns", "p", "uid-1")
+    await kube.delete(PODS, "ns", "p", None, at_once=True)
     root = "/apis/ray.io/v1/namespaces/ns/rayclusters"
     strict = {"fieldManager": "vllm-ray-operator", "fieldValidation": "Strict"}
     sent = [(r.method, r.path, dict(r.query), r.headers["content-type"], json.loads(r.body)) for r in served.requests]
@@ -166,6 +167,18 @@ async def test_requests(kube: KubeClient, served: Served) -> None:
                 "kind": "DeleteOptions",
                 "propagationPolicy": "Background",
                 "preconditions": {"uid": "uid-1"},
+            },
+        ),
+        (
+            "DELETE",
+            "/api/v1/namespaces/ns/pods/p",
+            {},
+            "application/json",
+            {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "propagationPolicy": "Background",
+                "gracePeriodSeconds": 0,
             },
         ),
     ]

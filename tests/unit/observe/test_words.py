@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -150,6 +151,16 @@ def test_a_pod_being_deleted_has_no_problem() -> None:
     resource = pod(pull(MISSING))
     resource["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
     assert words.pod_problem(resource) == ("", "")
+
+
+def test_a_pod_on_a_lost_node_says_so_also_when_it_is_deleted() -> None:
+    since = {**condition("Ready", "False"), "lastTransitionTime": "2030-01-01T00:00:07Z"}
+    resource = pod({"conditions": [since, condition("ContainersReady", "True")]})
+    resource["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+    assert words.pod_problem(resource)[0] == "NodeNotReady"
+    assert words.lost_since(resource) == datetime(2030, 1, 1, 0, 0, 7, tzinfo=UTC)
+    resource["status"]["conditions"][0]["status"] = "True"
+    assert words.lost_since(resource) is None
 
 
 def test_the_words_do_not_change_with_every_retry() -> None:

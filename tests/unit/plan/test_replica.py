@@ -168,6 +168,29 @@ def test_a_slot_that_is_ready_in_part_is_not_ready() -> None:
     assert [ref.pod for ref in scene.attempt.session.slot] == ["w0-0", "w0-1"]
 
 
+def test_a_pod_on_a_lost_node_is_waited_for_a_minute_and_then_let_go() -> None:
+    scene = begun(spec_with(cluster={"workers": {"acceleratorsPerNode": 1}}))
+    scene.make_cluster(pods=2)
+    lost = {"ready": False, "lost_since": build.NOW, "problem": "its node does not answer", "deleting": True}
+    scene.change_pod("w0-1", **lost)
+    scene.now = later(59)
+    assert kinds(scene.step()) == []
+    assert scene.replica.message == "1 of 2 worker pods ready: its node does not answer"
+    assert scene.last.wake_after == 1
+    scene.now = later(60)
+    (action,) = (a for a in scene.step() if isinstance(a, Delete))
+    assert (action.kind, action.name, action.uid, action.at_once) == ("Pod", "w0-1", "uid-w0-1", True)
+    assert scene.events() == ["PodOnLostNode"]
+
+
+def test_an_engine_on_a_node_that_does_not_answer_keeps_its_pod_as_long_as_it_is_not_proven_gone() -> None:
+    scene = serving()
+    scene.change_pod("w0-0", ready=False, lost_since=build.NOW)
+    scene.now = later(3600)
+    assert kinds(scene.step()) == []
+    assert scene.phase == "Ready", "only its kubelet may be away: the engine itself answers"
+
+
 def test_replicas_start_together_with_numbers_of_their_own() -> None:
     scene = starting(spec_with(replicas=3))
     attempts = [r.attempt for r in scene.status.replicas if r.attempt]
