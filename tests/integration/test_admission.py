@@ -424,6 +424,16 @@ def test_refuses_names(server: Server, name: str, text: str) -> None:
     refused(with_name(name)(server), "metadata.name", text)
 
 
+def test_a_cluster_for_each_replica_leaves_fewer_characters(server: Server) -> None:
+    own = {"cluster": {"policy": "PerReplica"}}
+    longest = server.create(deployment(own, "x" * rules.MAX_NAME_LENGTH_PER_REPLICA))
+    assert not isinstance(longest, Refusal), longest.causes
+    longer = "x" * (rules.MAX_NAME_LENGTH_PER_REPLICA + 1)
+    refused(server.create(deployment(own, longer)), "metadata.name", "at most 40 characters when")
+    shared = server.create(deployment({"cluster": {"policy": "Shared"}}, longer))
+    assert not isinstance(shared, Refusal), shared.causes
+
+
 def options() -> list[list[str]]:
     """Return the names of every option that vLLM has."""
     lines = (Path(__file__).parent / "vllm_options.txt").read_text(encoding="utf-8").splitlines()

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from vllm_ray_operator.api import owned
 
-# A RayCluster's name may have 53 characters; the operator adds "-" and 8 hex digits.
+# A RayCluster's name may have 53 characters; the operator adds "-" and 8 hex digits, for a cluster of one replica also
+# "-" and its number of up to 3 digits (spec.replicas and what may surge, 256 each).
 MAX_NAME_LENGTH = 44
+MAX_NAME_LENGTH_PER_REPLICA = 40
 MAX_ACCELERATORS = 1024
 DEFAULT_ACCELERATOR = "nvidia.com/gpu"
 
@@ -111,6 +113,13 @@ _OBJECT = (
     Rule(
         f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
         f"metadata.name must have at most {MAX_NAME_LENGTH} characters: a RayCluster is named after it",
+        field=".metadata.name",
+    ),
+    Rule(
+        "!has(self.spec.cluster) || !has(self.spec.cluster.policy) || self.spec.cluster.policy != 'PerReplica' "
+        f"|| size(self.metadata.name) <= {MAX_NAME_LENGTH_PER_REPLICA}",
+        f"metadata.name must have at most {MAX_NAME_LENGTH_PER_REPLICA} characters when spec.cluster.policy is "
+        "PerReplica: the RayCluster of each replica is named after it",
         field=".metadata.name",
     ),
     Rule(

@@ -187,6 +187,14 @@ class Cluster(ApiModel):
             "dashboard run code in the pods."
         ),
     )
+    policy: Literal["Shared", "PerReplica"] | None = Field(
+        default=None,
+        description=(
+            "Shared (default): one RayCluster with a slot for each replica. PerReplica: a RayCluster for each replica, "
+            "so that the loss of a head takes one replica, and a change of the image or the pods goes from replica to "
+            "replica; each has a head pod of its own, and metadata.name at most 40 characters."
+        ),
+    )
     head: Head | None = None
     workers: Workers | None = None
     labels: dict[str, LabelValue] = Field(
@@ -229,8 +237,9 @@ class Rollout(ApiModel):
     cluster_upgrade: Literal["Recreate"] = Field(
         default="Recreate",
         description=(
-            "How a change of the image or the pods is made. Recreate (default, and the only way yet): all replicas "
-            "stop, then the new RayCluster is made: no spare accelerators are needed."
+            "How a change of the image or the pods is made. Recreate (default, and the only way yet): a RayCluster "
+            "goes before the next is made, so no spare accelerators are needed. With cluster.policy Shared all "
+            "replicas stop for that, with PerReplica one after the other as in any roll."
         ),
     )
     progress_deadline_seconds: int | None = Field(

@@ -149,6 +149,9 @@ class ReplicaStatus(ApiModel):
         default=None,
         description="Why the last standby ended; the roll goes on without one, unless the spec is at fault.",
     )
+    cluster_revision: str | None = Field(
+        default=None, description="Cluster revision whose pods it is on, or is taken to."
+    )
     revision: str | None = Field(default=None, description="The engine revision that it runs, or is taken to.")
     restarts: int = Field(default=0, description="Attempts after the first.")
     failures: int = Field(default=0, description="Failures in a row; a replica that stays ready resets it.")
@@ -165,6 +168,7 @@ class ReplicaStatus(ApiModel):
 class RolloutStatus(ApiModel):
     """A roll that is not complete yet."""
 
+    cluster_revision: str = Field(description="The cluster revision that the replicas are taken to.")
     revision: str = Field(description="The engine revision that the replicas are taken to.")
     updated_ready: int = Field(description="Replicas that serve with it: most that there were at once.")
     progress_time: datetime = Field(description="When it began, went on after a pause, or last got one more ready.")
@@ -183,7 +187,10 @@ class VLLMDeploymentStatus(ApiModel):
     engine_revision: str | None = Field(
         default=None, description="ControllerRevision of what decides how engines run: model, arguments, environment."
     )
-    ray_cluster: str | None = Field(default=None, description="The RayCluster that carries the engines.")
+    ray_cluster: str | None = Field(
+        default=None,
+        description="The RayCluster of all replicas; absent when each has its own (replicas[].attempt.rayCluster).",
+    )
     endpoint: str | None = Field(default=None, description="Base URL of the OpenAI-compatible API in the cluster.")
     current_replicas: int = Field(default=0, description="Replicas that exist and are not Stopped, ready or not.")
     ready_replicas: int = Field(default=0, description="Replicas that serve.")

@@ -29,7 +29,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     if objects is None:
         return None
     limit = Limit(CONCURRENT_READS)
-    access = await ray.find_dashboards(clients, key.namespace, objects.clusters, objects.token_secrets)
+    access = await ray.find_dashboards(clients, key.namespace, objects.clusters, objects.token_secrets, limit)
     attempts = [attempt for replica in objects.deployment.status.replicas for attempt in replica.attempts]
     seen = await ray.read_attempts(clients.ray, access.endpoints, attempts, limit)
     seen = await ray.distrust_after_restart(clients.kube, key.namespace, objects.clusters, seen, limit)

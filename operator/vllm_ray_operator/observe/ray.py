@@ -55,15 +55,14 @@ class Seen:
 
 
 async def find_dashboards(
-    clients: Clients, namespace: str, clusters: Sequence[Cluster], token_secrets: Mapping[str, str]
+    clients: Clients, namespace: str, clusters: Sequence[Cluster], token_secrets: Mapping[str, str], limit: Limit
 ) -> Access:
     """Return how to reach the dashboards of all clusters whose head is ready, with their tokens."""
     endpoints: dict[str, RayEndpoint] = {}
     errors: dict[str, str] = {}
     problems: list[Problem] = []
-    for cluster in clusters:
-        if not cluster.head_ready or cluster.head is None:
-            continue
+
+    async def find(cluster: Cluster) -> None:
         endpoint = RayEndpoint(clients.dashboard_url(namespace, cluster.name))
         secret = token_secrets.get(cluster.name)
         try:
@@ -77,7 +76,9 @@ async def find_dashboards(
             errors[cluster.name] = f"waiting for KubeRay to make Secret {secret} with the Ray token"
         except LookupError as error:
             errors[cluster.name] = str(error.args[0])
-    return Access(endpoints, errors, tuple(problems))
+
+    await limit.gather(find(cluster) for cluster in clusters if cluster.head_ready and cluster.head is not None)
+    return Access(endpoints, errors, tuple(sorted(problems, key=lambda problem: problem.message)))
 
 
 async def _with_token(kube: Kube, namespace: str, name: str, endpoint: RayEndpoint) -> RayEndpoint:

@@ -10,24 +10,32 @@ from functools import cached_property
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus
 from vllm_ray_operator.plan.actions import Action
 from vllm_ray_operator.plan.raycluster import ResolvedCluster
-from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine
+from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine, ray_cluster
 from vllm_ray_operator.plan.roster import Roster
 from vllm_ray_operator.plan.world import AttemptView, World
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a replica is carried: a RayCluster, and the cluster revision that it is made from."""
+
+    name: str
+    revision: Chosen[ResolvedCluster]
 
 
 @dataclass(frozen=True)
 class Aim:
     """What the deployment's replicas are to be, and the world they are in.
 
-    ``roster``: which replicas there are to be. ``engines``: the stored engine revisions, by name. ``held``: the roll is
-    paused or stalled, so that a replica which was not taken yet starts again as it was.
+    ``roster``: which replicas there are to be. ``clusters``, ``engines``: the stored revisions that replicas are on, by
+    name. ``held``: the roll is paused or stalled, so that a replica which was not taken yet starts again as it was.
     """
 
     world: World
     now: datetime
     roster: Roster
     cluster: Chosen[ResolvedCluster]
-    cluster_name: str
+    clusters: Mapping[str, Chosen[ResolvedCluster]]
     engine: Chosen[ResolvedEngine]
     engines: Mapping[str, ResolvedEngine]
     held: bool
@@ -47,9 +55,33 @@ class Aim:
         same = (name for name, engine in self.engines.items() if engine == self.engine.resolved)
         return frozenset({self.engine.name, *same})
 
-    def is_outdated(self, attempt: Attempt) -> bool:
+    def home(self, replica: ReplicaStatus) -> Home:
+        """Return where a replica is carried. A shared RayCluster is made anew for all of them at once."""
+        own = self.cluster.resolved.policy == "PerReplica"
+        kept = self.clusters.get(replica.cluster_revision or "") if own else None
+        return self._home(kept or self.cluster, replica.index)
+
+    def newest_home(self, index: int) -> Home:
+        """Return where the user asks for a replica to be carried."""
+        return self._home(self.cluster, index)
+
+    def _home(self, cluster: Chosen[ResolvedCluster], index: int) -> Home:
+        return Home(ray_cluster(self.world.deployment.name, cluster, index), cluster)
+
+    def is_given_up(self, cluster: str) -> bool:
+        """Whether a RayCluster carries no replica any more: it goes when the attempts in it are gone."""
+        return cluster not in self._homes
+
+    @cached_property
+    def _homes(self) -> frozenset[str]:
+        roster, replicas = self.roster, self.world.deployment.status.replicas
+        shared = not roster.suspended and self.cluster.resolved.policy == "Shared"  # it is there without replicas, too
+        homes = (self.home(replica).name for replica in replicas if replica.index in roster.running)
+        return frozenset({*homes, *([self.newest_home(0).name] if shared else [])})
+
+    def is_outdated(self, index: int, attempt: Attempt) -> bool:
         """Whether the user asks for something else by now than what an attempt was started from."""
-        return attempt.ray_cluster != self.cluster_name or not self.is_newest(attempt.engine_revision)
+        return attempt.ray_cluster != self.newest_home(index).name or not self.is_newest(attempt.engine_revision)
 
     def next_revision(self, replica: ReplicaStatus) -> str:
         """Return the name of the engine revision that a replica's next attempt is started from."""

@@ -46,9 +46,9 @@ def revision(deployment: str, kind: str, digest: str) -> str:
     return f"{deployment}-{kind}-{digest}"
 
 
-def ray_cluster(deployment: str, digest: str) -> str:
-    """Return the name of the RayCluster of a cluster revision."""
-    return f"{deployment}-{digest}"
+def ray_cluster(deployment: str, digest: str, replica: int | None = None) -> str:
+    """Return the name of the RayCluster of a cluster revision, that of one replica if there is one for each."""
+    return f"{deployment}-{digest}" if replica is None else f"{deployment}-{digest}-{replica}"
 
 
 def slot(replica: int) -> str:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import fence, names, raycluster, revision, rollout, roster, status, traffic
+from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
+from vllm_ray_operator.plan import clusters, names, revision, rollout, roster, status, traffic
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
 from vllm_ray_operator.plan.aim import Aim
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
 from vllm_ray_operator.plan.replica import plan_replica
 from vllm_ray_operator.plan.revision import Chosen, Defaults, ResolvedEngine
 from vllm_ray_operator.plan.starting import head_obstacle, start_obstacle
+from vllm_ray_operator.plan.status import Place
 from vllm_ray_operator.plan.world import Problem, World
 
 RAY_ERROR_POLL_SECONDS = 5.0
@@ -45,12 +46,11 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
         return _report(world, now, unsaved)
     cluster, engine = target
     counter = _Counter(stored.last_attempt)
-    cluster_name = names.ray_cluster(deployment.name, cluster.digest)
-    held = rollout.is_held(world, engine.name)
-    engines = revision.engines(world)
+    held = rollout.is_held(world, cluster.name, engine.name)
+    kept = revision.clusters(world), revision.engines(world)
     limits = rollout.limits(spec.rollout, spec.replicas)
     chosen = roster.choose(world, rollout.surge(world, limits.surge))
-    aim = Aim(world, now, chosen, cluster, cluster_name, engine, engines, held, counter.take, new_nonce)
+    aim = Aim(world, now, chosen, cluster, kept[0], engine, kept[1], held, counter.take, new_nonce)
 
     drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen)]
     rollout.take(aim, drafts, limits)
@@ -59,13 +59,13 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
     wakes = [0.0] if unsaved else []
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
-    actions.extend(_sync_clusters(aim, replicas))
+    actions.extend(clusters.sync(aim, replicas))
     actions.extend(traffic.sync(world, replicas, engine.resolved.port))
     if not unsaved:
         actions.extend(_prune(world, cluster.name, engine.name, replicas))
     generation = stored.observed_generation if unsaved else deployment.generation
     after, news = _status(aim, replicas, counter.value, generation, waits=waits)
-    if (ray_cluster := world.cluster(cluster_name)) is not None and ray_cluster.ray_error:
+    if any(cluster.ray_error for cluster in world.clusters):
         wakes.append(RAY_ERROR_POLL_SECONDS)
     if (deadline := rollout.wake_after(aim, after.rollout)) is not None:
         wakes.append(deadline)
@@ -97,50 +97,10 @@ class _Counter:
         return self.value
 
 
-def _sync_clusters(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
-    """Keep exactly the RayCluster of the wanted revision, none while the deployment is suspended.
-
-    Any other goes when no attempt is left on it.
-    """
-    world, actions = aim.world, list[Action]()
-    stored = {r.index: r for r in world.deployment.status.replicas}
-    attempts = [attempt for r in (*replicas, *stored.values()) for attempt in r.attempts]
-    busy = {attempt.ray_cluster for attempt in attempts if not _is_stranded(attempt, world)}
-    suspended = aim.roster.suspended
-    for old in world.clusters:
-        if (suspended or old.name != aim.cluster_name) and not old.deleting and old.name not in busy:
-            why = "spec.suspend is true" if suspended else "the spec has changed"
-            actions.append(Delete("RayCluster", old.name, old.uid, why))
-    target = world.cluster(aim.cluster_name)
-    if suspended and (target is None or target.name not in busy):
-        return actions
-    staying = {r.index for r in replicas for attempt in r.attempts if attempt.ray_cluster == aim.cluster_name}
-    wanted = aim.roster.running | staying
-    if target is None:
-        # The accelerators of the old one have to be free first.
-        if not world.clusters:
-            actions.append(Create(_manifest(aim, aim.cluster)))
-    elif not target.deleting:
-        patch = raycluster.sync_slots(target, aim.cluster.resolved, wanted)
-        if patch is not None:
-            actions.append(patch)
-    return actions
-
-
-def _is_stranded(attempt: Attempt, world: World) -> bool:
-    """Whether the end of its RayCluster is the proof that is left: its pods are gone, but Ray does not say so."""
-    return attempt.stop is not None and attempt.stop.recycle and not fence.survivors(attempt, world)
-
-
-def _manifest(aim: Aim, cluster: Chosen[ResolvedCluster]) -> dict[str, object]:
-    slots = aim.roster.running
-    return dict(raycluster.manifest(aim.world.deployment, aim.cluster_name, cluster.name, cluster.resolved, slots))
-
-
 def _prune(world: World, cluster: str, engine: str, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     in_use = {cluster, engine, *(c.revision for c in world.clusters)}
     in_use |= {attempt.engine_revision for r in replicas for attempt in r.attempts}
-    in_use |= {r.revision for r in replicas if r.revision is not None}
+    in_use |= {name for r in replicas for name in (r.cluster_revision, r.revision) if name is not None}
     surplus = revision.surplus(world, sorted(in_use))
     return [Delete("ControllerRevision", r.name, None, "beyond the history limit") for r in surplus]
 
@@ -151,15 +111,11 @@ def _status(
     deployment, problems = aim.world.deployment, aim.world.problems
     count = deployment.spec.replicas
     wanted = [r for r in replicas if r.index in aim.roster.asked]
-    target = aim.world.cluster(aim.cluster_name)
-    pods = aim.cluster.resolved.pods_per_slot
-    starts = [] if aim.roster.suspended else wanted
-    obstacles = [start_obstacle(target, r.index, pods) for r in starts] or [head_obstacle(target)]
     roll = rollout.progress(aim, replicas)
     updated = sum(rollout.is_updated(aim, r) for r in wanted)
     judged = status.verdicts(
         status.Situation(replicas, aim.roster, updated, roll, waits, deployment.spec.restart.crash_loop_after),
-        status.cluster_verdict(target, obstacles, problems, suspended=aim.roster.suspended),
+        status.cluster_verdict(_places(aim, wanted), problems, suspended=aim.roster.suspended),
         problems,
     )
     conditions = status.conditions(deployment.status, judged, generation, aim.now)
@@ -169,7 +125,7 @@ def _status(
         last_attempt=last_attempt,
         cluster_revision=aim.cluster.name,
         engine_revision=aim.engine.name,
-        ray_cluster=aim.cluster_name,
+        ray_cluster=aim.newest_home(0).name if aim.cluster.resolved.policy == "Shared" else None,
         endpoint=traffic.base_url(deployment, aim.engine.resolved.port),
         current_replicas=sum(r.phase != "Stopped" for r in replicas),
         ready_replicas=ready,
@@ -183,13 +139,32 @@ def _status(
     return after, list(status.news(deployment.status, conditions, problems))
 
 
+def _places(aim: Aim, wanted: Sequence[ReplicaStatus]) -> list[Place]:
+    """Return the RayClusters that carry replicas, with what each lacks. A shared one has to be there without any.
+
+    While the deployment is suspended they are those that have not gone yet.
+    """
+    world, places = aim.world, list[Place]()
+    if aim.roster.suspended:
+        return [Place(cluster.name, cluster, head_obstacle(cluster)) for cluster in world.clusters]
+    for replica in wanted:
+        home = aim.home(replica)
+        cluster = world.cluster(home.name)
+        pods = home.revision.resolved.pods_per_slot
+        places.append(Place(home.name, cluster, start_obstacle(cluster, replica.index, pods)))
+    if not wanted and aim.cluster.resolved.policy == "Shared":
+        name = aim.newest_home(0).name
+        places.append(Place(name, world.cluster(name), head_obstacle(world.cluster(name))))
+    return places
+
+
 def _report(world: World, now: datetime, unsaved: tuple[Create, ...]) -> Plan:
     """Nothing can be made, or concluded of what was: say why, if there is a reason other than that it is to begin."""
     deployment, problems = world.deployment, world.problems
     wake_after = 0.0 if unsaved else None if world.clusters_known else KIND_POLL_SECONDS
     if not problems:
         return Plan(deployment.status, unsaved, wake_after)
-    cluster = status.cluster_verdict(None, (), problems, suspended=False)
+    cluster = status.cluster_verdict((), problems, suspended=False)
     old, loop = deployment.status, deployment.spec.restart.crash_loop_after
     asked = roster.choose(world, 0)
     situation = status.Situation(old.replicas, asked, old.updated_replicas, old.rollout, False, loop)

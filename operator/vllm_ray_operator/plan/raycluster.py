@@ -1,7 +1,7 @@
 """RayClusters: a cluster revision written out, the manifest made from it, and the slots kept in step.
 
-One RayCluster per cluster revision. Each replica has a slot: a worker group of its own, whose pods advertise Ray
-resources that only this replica's launcher and placement group ask for.
+One RayCluster per cluster revision, or per replica. Each replica has a slot: a worker group of its own, whose pods
+advertise Ray resources that only this replica's launcher and placement group ask for.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Unresolvable(Exception):
 class ResolvedCluster(ApiModel):
     """A cluster revision, written out. ``head`` and ``worker`` are complete pod templates."""
 
+    policy: Literal["Shared", "PerReplica"]
     ray_version: str
     auth: Literal["Token", "Disabled"]
     labels: dict[str, str]
@@ -83,6 +84,7 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
     accelerator_limits = {resource: per_pod} if resource else {}
     labels = names.selector(deployment)
     return ResolvedCluster(
+        policy=spec.cluster.policy or "Shared",
         ray_version=spec.cluster.ray_version or DEFAULT_RAY_VERSION,
         auth=spec.cluster.auth or "Token",
         labels=dict(spec.cluster.labels),

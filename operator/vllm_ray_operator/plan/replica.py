@@ -10,7 +10,7 @@ from datetime import datetime
 
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus
 from vllm_ray_operator.plan import attempt as attempts
-from vllm_ray_operator.plan import engine_job, fence, restart, standby, starting, stopping
+from vllm_ray_operator.plan import clusters, engine_job, fence, restart, standby, starting, stopping
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.world import AttemptView
@@ -23,6 +23,7 @@ SILENCE_SECONDS = 6.0
 def plan_replica(aim: Aim, replica: ReplicaStatus, *, wanted: bool) -> Draft:
     """Return the next step of a replica. ``wanted`` is false for one that is to go."""
     draft, stored = Draft(replica), replica.attempt
+    clusters.settle(aim, draft)
     standby.look_after(aim, draft, wanted=wanted)
     if stored is None and draft.status.standby is not None:
         draft.set(phase="Fencing", message=f"waiting for the end of standby {draft.status.standby.number}")

@@ -155,6 +155,18 @@ def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngin
     return _kept(cluster, ResolvedCluster), _kept(engine, ResolvedEngine)
 
 
+def ray_cluster(deployment: str, cluster: Chosen[ResolvedCluster], replica: int) -> str:
+    """Return the name of the RayCluster that carries a replica at a cluster revision."""
+    own = cluster.resolved.policy == "PerReplica"
+    return names.ray_cluster(deployment, cluster.digest, replica if own else None)
+
+
+def clusters(world: World) -> dict[str, Chosen[ResolvedCluster]]:
+    """Return the stored cluster revisions that replicas are on, by name."""
+    used = {r.cluster_revision for r in world.deployment.status.replicas}
+    return {r.name: _kept(r, ResolvedCluster) for r in world.revisions if r.kind == "cluster" and r.name in used}
+
+
 def engines(world: World) -> dict[str, ResolvedEngine]:
     """Return the stored engine revisions that replicas run or ran last, written out, by name."""
     replicas = world.deployment.status.replicas
@@ -245,7 +257,9 @@ __all__ = [
     "Unresolvable",
     "choose_cluster",
     "choose_engine",
+    "clusters",
     "current",
     "engines",
+    "ray_cluster",
     "surplus",
 ]

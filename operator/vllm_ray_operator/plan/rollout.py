@@ -50,11 +50,15 @@ def _count(value: int | str, replicas: int, to_integer: Callable[[float], int]) 
     return to_integer(int(value.removesuffix("%")) * replicas / 100)
 
 
-def is_held(world: World, revision: str) -> bool:
-    """Whether no replica may be taken to an engine revision: the roll is paused or past its deadline."""
+def is_held(world: World, cluster: str, engine: str) -> bool:
+    """Whether no replica may be taken to these revisions: the roll is paused or past its deadline."""
     stored = world.deployment.status.rollout
-    stalled = stored is not None and stored.stalled and stored.revision == revision
+    stalled = stored is not None and stored.stalled and _leads_to(stored, cluster, engine)
     return world.deployment.spec.rollout.paused or stalled
+
+
+def _leads_to(roll: RolloutStatus, cluster: str, engine: str) -> bool:
+    return (roll.cluster_revision, roll.revision) == (cluster, engine)
 
 
 def surge(world: World, allowed: int) -> int:
@@ -62,7 +66,7 @@ def surge(world: World, allowed: int) -> int:
     status = world.deployment.status
     if status.rollout is None:
         return 0
-    if is_held(world, status.rollout.revision):
+    if is_held(world, status.rollout.cluster_revision, status.rollout.revision):
         # No new ones; but what is there may stand in for a replica that does not come back.
         return min(allowed, sum(r.surge and bool(r.attempts) for r in status.replicas))
     return allowed
@@ -88,13 +92,16 @@ def take(aim: Aim, drafts: Iterable[Draft], limits: Limits) -> None:
             room -= room > 0 and standby.prepare(aim, draft)
         elif worth == roster.NOTHING or left >= limits.stay_ready:
             stopping.retire(aim, draft, "NewRevision", "the spec has changed")
-            draft.set(revision=aim.engine.name)  # whatever comes now, it starts again as that
+            # Whatever comes now, it starts again as that.
+            draft.set(cluster_revision=aim.cluster.name, revision=aim.engine.name)
             ready = left
 
 
 def _needs_standby(aim: Aim, replica: ReplicaStatus) -> bool:
-    """Whether a replica that serves is not to be taken before its standby is ready."""
+    """Whether a replica that serves is not to be taken before its standby is ready. In new pods there can be none."""
     policy = aim.world.deployment.spec.rollout
+    if not _is_home(aim, replica):
+        return False
     if not policy.standby or policy.type == "Recreate" or not standby.fits(aim, replica):
         return False
     return not standby.is_ready(aim, replica) and not standby.is_given_up(aim, replica)
@@ -104,14 +111,18 @@ def _is_to_be_taken(aim: Aim, replica: ReplicaStatus) -> bool:
     attempt = replica.attempt
     if attempt is None or attempt.stop is not None or replica.index not in aim.roster.asked:
         return False
-    return attempt.ray_cluster == aim.cluster_name and not aim.is_newest(attempt.engine_revision)
+    return aim.is_outdated(replica.index, attempt)
 
 
 def is_updated(aim: Aim, replica: ReplicaStatus) -> bool:
     """Whether a replica is what the user asks for, ready or not."""
     if replica.attempt is not None:
-        return not aim.is_outdated(replica.attempt)
-    return replica.revision is not None and aim.is_newest(replica.revision)
+        return not aim.is_outdated(replica.index, replica.attempt)
+    return replica.revision is not None and aim.is_newest(replica.revision) and _is_home(aim, replica)
+
+
+def _is_home(aim: Aim, replica: ReplicaStatus) -> bool:
+    return aim.home(replica).name == aim.newest_home(replica.index).name
 
 
 def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | None:
@@ -124,15 +135,22 @@ def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | Non
     done = sum(is_updated(aim, r) and r.phase == "Ready" for r in wanted)
     if done == len(wanted):
         return None
-    if stored is None or stored.revision != aim.engine.name:
+    if stored is None or not _leads_to(stored, aim.cluster.name, aim.engine.name):
         if stored is None and not any(_was_otherwise(aim, r) for r in wanted):
             return None
-        return RolloutStatus(revision=aim.engine.name, updated_ready=done, progress_time=aim.now, paused=policy.paused)
+        return RolloutStatus(
+            cluster_revision=aim.cluster.name,
+            revision=aim.engine.name,
+            updated_ready=done,
+            progress_time=aim.now,
+            paused=policy.paused,
+        )
     # What was in the way may have been something else than the new revision: then it may be tried.
     recovered = stored.stalled and all(r.phase == "Ready" and r.standby_failure is None for r in wanted)
     goes_on = done > stored.updated_ready or recovered or (stored.paused and not policy.paused)
     since = aim.now if goes_on else stored.progress_time
     return RolloutStatus(
+        cluster_revision=stored.cluster_revision,
         revision=stored.revision,
         updated_ready=max(done, min(stored.updated_ready, len(wanted))),
         progress_time=since,
@@ -144,7 +162,7 @@ def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | Non
 def _was_otherwise(aim: Aim, replica: ReplicaStatus) -> bool:
     """Whether a replica runs, or ran last, something else than is asked for: else its start is no roll."""
     if replica.attempt is not None:
-        return aim.is_outdated(replica.attempt)
+        return aim.is_outdated(replica.index, replica.attempt)
     return replica.revision is not None and not aim.is_newest(replica.revision)
 
 

@@ -26,8 +26,9 @@ FAULTS_OF_THE_SPEC = frozenset(
 def prepare(aim: Aim, draft: Draft) -> bool:
     """Begin a standby if everything it needs is there. Returns whether it was."""
     replica = draft.status
-    cluster = aim.world.cluster(aim.cluster_name)
-    if starting.start_obstacle(cluster, replica.index, aim.cluster.resolved.pods_per_slot):
+    home = aim.home(replica)
+    cluster = aim.world.cluster(home.name)
+    if starting.start_obstacle(cluster, replica.index, home.revision.resolved.pods_per_slot):
         return False
     if cluster is None or cluster.head is None or replica.attempt is None:
         return False
@@ -107,7 +108,7 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
         draft.actions.append(Emit("Warning", "StandbyFailed", text))
     elif not wanted:
         found = aim.roster.dismissal
-    elif aim.is_outdated(standby):
+    elif aim.is_outdated(draft.status.index, standby):
         found = "NewRevision", "the spec has changed"
     elif aim.held and (draft.status.attempt is None or draft.status.attempt.stop is None):
         hangs = not aim.world.deployment.spec.rollout.paused and not is_ready(aim, draft.status)

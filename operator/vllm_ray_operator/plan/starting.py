@@ -25,8 +25,9 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         draft.set(phase="Backoff", message=backoff_message(status))
         draft.wake((status.next_start_time - aim.now).total_seconds())
         return
-    cluster = aim.world.cluster(aim.cluster_name)
-    obstacle = start_obstacle(cluster, status.index, aim.cluster.resolved.pods_per_slot)
+    home = aim.home(status)
+    cluster = aim.world.cluster(home.name)
+    obstacle = start_obstacle(cluster, status.index, home.revision.resolved.pods_per_slot)
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
         if cluster is not None:

@@ -34,20 +34,34 @@ class Verdict:
     message: str
 
 
-def cluster_verdict(
-    cluster: Cluster | None, obstacles: Sequence[str], problems: Sequence[Problem], *, suspended: bool
-) -> Verdict:
-    """Judge the RayCluster: its head, the pods of every wanted slot, and whether Ray answers."""
+@dataclass(frozen=True)
+class Place:
+    """The RayCluster that carries a replica, and what the replica lacks there for a start ("" when nothing)."""
+
+    name: str
+    cluster: Cluster | None
+    obstacle: str
+
+
+def cluster_verdict(places: Sequence[Place], problems: Sequence[Problem], *, suspended: bool) -> Verdict:
+    """Judge the RayClusters: heads, the pods of every wanted slot, and whether Ray answers."""
     if problems:
         return Verdict("False", problems[0].reason, problems[0].message)
-    if cluster is None and suspended:
+    if suspended and not places:
         return Verdict("False", "Suspended", "there is no RayCluster while spec.suspend is true")
-    if cluster is None:
-        return Verdict("False", "CreatingCluster", "the RayCluster is being created")
-    waiting = next((o for o in obstacles if o), "")
-    if waiting:
-        return _what_is_waited_for(cluster, waiting)
-    return Verdict("True", "ClusterReady", "head and workers are ready")
+    several = len({place.name for place in places}) > 1
+    found = [_judge_place(place, several) for place in places if place.obstacle]
+    # A fault tells more than what only takes its time.
+    found.sort(key=lambda verdict: verdict.reason in _HARMLESS)
+    return found[0] if found else Verdict("True", "ClusterReady", "head and workers are ready")
+
+
+def _judge_place(place: Place, several: bool) -> Verdict:
+    prefix = f"RayCluster {place.name}: " if several else ""
+    if place.cluster is None:
+        return Verdict("False", "CreatingCluster", prefix + "the RayCluster is being created")
+    verdict = _what_is_waited_for(place.cluster, place.obstacle)
+    return replace(verdict, message=prefix + verdict.message)
 
 
 def _what_is_waited_for(cluster: Cluster, waiting: str) -> Verdict:

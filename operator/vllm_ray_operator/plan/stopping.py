@@ -41,9 +41,8 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
         draft.actions.append(Emit("Warning", stop.reason, text))
     elif not wanted:
         retire(aim, draft, *aim.roster.dismissal)
-    elif attempt.ray_cluster != aim.cluster_name:
+    elif attempt.ray_cluster != aim.home(draft.status).name:
         retire(aim, draft, "NewRevision", "the spec has changed")
-        draft.set(revision=None)  # what it ran may not fit the new pods
 
 
 def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
@@ -115,7 +114,7 @@ def carry_out(
     overdue = (aim.now - begun(stored)).total_seconds() > fence.DEADLINE_SECONDS
     # A job that waits in Ray has no processes, and without a word from Ray new pods do not help: the fence needs it,
     # unless the whole RayCluster is to go.
-    helps = (isinstance(view.job, Job) and view.job.status != "PENDING") or attempt.ray_cluster != aim.cluster_name
+    helps = (isinstance(view.job, Job) and view.job.status != "PENDING") or aim.is_given_up(attempt.ray_cluster)
     if not recyclable or not (lost or (overdue and helps)):
         return attempt
     why = "its Ray cluster was lost" if lost else f"it is not gone after {fence.DEADLINE_SECONDS:.0f} s"
@@ -152,7 +151,7 @@ def _recycle(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Attem
     alive = fence.survivors(attempt, aim.world)
     session = spread(aim, draft.status.index, attempt)
     elsewhere = not alive or (fence.head_lost(attempt, aim.world) and session != attempt.session)
-    if runs(view) and elsewhere and attempt.ray_cluster == aim.cluster_name:
+    if runs(view) and elsewhere and not aim.is_given_up(attempt.ray_cluster):
         anew = {"recycle": False, "time": aim.now, "drain_deadline": None, "drained_time": None}
         again = stored.model_copy(update=anew)
         return attempt.model_copy(update={"stop": again, "session": session})
@@ -196,4 +195,4 @@ def close(aim: Aim, draft: Draft, view: AttemptView) -> bool:
 def _starts_alike(aim: Aim, draft: Draft, attempt: Attempt) -> bool:
     """Whether the next attempt is to run what this one ran: only then its failures tell something of the next."""
     same = aim.is_newest(attempt.engine_revision) or aim.next_revision(draft.status) == attempt.engine_revision
-    return attempt.ray_cluster == aim.cluster_name and same
+    return attempt.ray_cluster == aim.home(draft.status).name and same

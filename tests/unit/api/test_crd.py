@@ -126,7 +126,9 @@ def test_admission_refuses_at_least_what_the_launcher_refuses() -> None:
 
 
 def test_the_longest_name_makes_a_name_that_kuberay_takes() -> None:
-    assert len(names.ray_cluster("x" * rules.MAX_NAME_LENGTH, names.short_hash({}))) == 53
+    digest, last = names.short_hash({}), 255 + 256  # spec.replicas and what may surge
+    assert len(names.ray_cluster("x" * rules.MAX_NAME_LENGTH, digest)) == 53
+    assert len(names.ray_cluster("x" * rules.MAX_NAME_LENGTH_PER_REPLICA, digest, last)) == 53
 
 
 def test_the_reference_has_every_field_and_every_owned_name() -> None:

@@ -115,6 +115,10 @@ def pod(name: str, group: str = "slot-0", **changes: Any) -> Pod:
     return Pod(**{**values, **changes})
 
 
+def worker_ip(group: str, number: int = 0) -> str:
+    return f"10.0.{1 + int(group.rpartition('-')[2])}.{1 + number}"
+
+
 def head(name: str = "head", **changes: Any) -> Pod:
     return pod(name, group="headgroup", is_head=True, ip="10.0.0.1", **changes)
 
@@ -180,6 +184,7 @@ class Scene:
         self.problems: tuple[Any, ...] = ()
         self.last = Plan(self.status, (), None)
         numbers = count(1)
+        self._lives = count(1)
         self.new_nonce: Callable[[], str] = lambda: f"n{next(numbers)}"
 
     @property
@@ -256,6 +261,21 @@ class Scene:
         self.clusters[name] = cluster(name, [head(cluster=name), *workers], groups)
         return self.clusters[name]
 
+    def add_cluster(self, manifest: Manifest) -> Cluster:
+        """A RayCluster comes up as its manifest has it. Its pods are no others' ever, whatever their names."""
+        name, groups = manifest["metadata"]["name"], manifest["spec"]["workerGroupSpecs"]
+        sizes = [(group["groupName"], group["replicas"]) for group in groups]
+        life = next(self._lives)
+        workers = [
+            pod(f"{name}-{group}-{n}", group, cluster=name, uid=f"uid-{life}-{group}-{n}", ip=worker_ip(group, n))
+            for group, size in sizes
+            for n in range(size)
+        ]
+        self.clusters[name] = cluster(
+            name, [head(f"{name}-head", uid=f"uid-{life}-head", cluster=name), *workers], sizes, uid=f"uid-{life}"
+        )
+        return self.clusters[name]
+
     def change_cluster(self, **changes: Any) -> None:
         self.clusters[self.target.name] = replace(self.target, **changes)
 
@@ -271,8 +291,13 @@ def begun(raw: Mapping[str, Any] = SPEC) -> Scene:
     """A deployment whose revisions are stored and whose RayCluster is up; no attempt yet."""
     scene = Scene(raw)
     scene.step()
-    scene.step()
-    scene.make_cluster()
+    actions = scene.step()
+    if scene.status.ray_cluster is not None:
+        scene.make_cluster()
+    else:
+        for action in actions:
+            if isinstance(action, Create) and action.manifest["kind"] == "RayCluster":
+                scene.add_cluster(action.manifest)
     return scene
 
 

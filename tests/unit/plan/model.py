@@ -7,6 +7,7 @@ counted), so that its fences carry all of the weight. :meth:`World.check` holds 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -343,6 +344,10 @@ class World:
         if plan.status != before:
             self.note(f"status {' '.join(map(_word, self.status.replicas))}")
 
+    @property
+    def is_per_replica(self) -> bool:
+        return bool(self.raw["cluster"].get("policy") == "PerReplica")
+
     def policy(self, field: str) -> int:
         return int(self.raw.get("rollout", {}).get(field, {"maxUnavailable": 1, "maxSurge": 0}[field]))
 
@@ -361,7 +366,7 @@ class World:
                 dismissed.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "NewRevision":
                 assert not observed.deployment.spec.rollout.paused, f"replica {replica.index} is taken in a pause"
-                if serves and attempt.ray_cluster == plan.status.ray_cluster:
+                if serves and (self.is_per_replica or attempt.ray_cluster == plan.status.ray_cluster):
                     taken.append(replica.index)
         self._check_scale(observed, plan, dismissed)
         ready = [r.index for r in plan.status.replicas if r.phase == "Ready"]
@@ -412,6 +417,7 @@ class World:
         elif kind == "RayCluster":
             owned = f"uid-{self.serial()}"
             self.clusters.setdefault(name, RayCluster(name, owned, deepcopy(dict(manifest))))
+            self.check_slots()
         else:
             {"Service": self.services, "EndpointSlice": self.slices}[kind][name] = manifest
 
@@ -427,6 +433,7 @@ class World:
         assert not left, f"KubeRay forgets the pods {left} of the groups {removed}"
         cluster.manifest = spec
         cluster.version += 1
+        self.check_slots()
 
     def _delete(self, kind: str, name: str, uid: str | None) -> None:
         if kind == "RayCluster":
@@ -489,6 +496,12 @@ class World:
         for replica in {j.replica for j in self.jobs if j.processes}:
             alive = [j.id for j in self.jobs if j.replica == replica and j.processes and not j.waits]
             assert len(alive) <= 1, f"I2: replica {replica} has {alive} alive at once"
+
+    def check_slots(self) -> None:
+        """No replica has slots in two RayClusters: no accelerators to spare are needed, whatever is changed."""
+        slots = Counter(group for cluster in self.clusters.values() for group, size in cluster.groups if size)
+        twice = [group for group, number in slots.items() if number > 1]
+        assert not twice, f"{twice} are in two RayClusters at once"
 
     def check_traffic(self) -> None:
         """I4: exactly the Ready replicas are in traffic, each with the address of its attempt."""

@@ -1,18 +1,21 @@
 """Plays a deployment: what is planned happens, engines load and end in known time, and each line says how all are.
 
-A replica that does not stand at the place of its index is written with it: ``2:Ready3``.
+Where replicas have RayClusters of their own, a line also names those that there are: `A0` is that of replica 0 at the
+first cluster revision. A replica that does not stand at the place of its index is written with it: ``2:Ready3``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from tests.unit.plan import build
 from tests.unit.plan.build import NOTHING_LEFT, Scene
+from tests.unit.plan.model import patch
 from vllm_ray_operator.api.status import ReplicaStatus
-from vllm_ray_operator.plan.actions import Create, Delete, PatchCluster, StopJob, SubmitJob
+from vllm_ray_operator.plan.actions import Action, Create, Delete, PatchCluster, StopJob, SubmitJob
 from vllm_ray_operator.plan.world import AttemptView
 
 STEP_SECONDS = 5.0
@@ -21,19 +24,27 @@ STEP_SECONDS = 5.0
 class Play:
     """A deployment whose replicas serve. ``log`` has a line for every change: phase and attempt of each replica.
 
-    ``breaks``: which engines fail as they start, by submission.
+    ``breaks``: which engines fail as they start, by submission. ``lame``: which RayClusters get no pods, by manifest.
     """
 
-    def __init__(self, raw: Mapping[str, Any], breaks: Callable[[SubmitJob], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        breaks: Callable[[SubmitJob], bool] = lambda _: False,
+        lame: Callable[[Any], bool] = lambda _: False,
+    ) -> None:
         self.scene: Scene = build.serving(raw)
-        self.breaks = breaks
+        self.breaks, self.lame = breaks, lame
         self.stopping: set[str] = set()
         self.deleted: list[str] = []  # RayClusters
         self.log: list[str] = []
+        self.letters: dict[str, str] = {}  # of cluster revisions, by digest
         self.note()
 
     def note(self) -> None:
         line = "  ".join(self._word(r) for r in self.scene.status.replicas)
+        if self.scene.status.ray_cluster is None:
+            line += f" | {' '.join(sorted(map(self._cluster, self.scene.clusters)))}"
         if not self.log or self.log[-1] != line:
             self.log.append(line)
 
@@ -41,6 +52,10 @@ class Play:
         index = "" if replica.index == self.scene.status.replicas.index(replica) else f"{replica.index}:"
         waiting = f"+{replica.standby.number}" if replica.standby else ""
         return f"{index}{replica.phase}{replica.attempt.number if replica.attempt else ''}{waiting}"
+
+    def _cluster(self, name: str) -> str:
+        digest, *replica = name.removeprefix(f"{build.NAME}-").split("-")
+        return self.letters.setdefault(digest, "ABCDE"[len(self.letters)]) + "".join(replica)
 
     def run(self, passes: int) -> list[str]:
         """Let the operator make so many passes, and return the log from there on."""
@@ -81,31 +96,59 @@ class Play:
                     continue
                 scene.views[instance] = AttemptView(job=view.job, engine=build.engine())
         for action in actions:
-            if isinstance(action, SubmitJob):
-                self._submit(action)
-            elif isinstance(action, StopJob):
-                self.stopping.add(action.submission_id)
-            elif isinstance(action, PatchCluster) or (isinstance(action, Create) and _is_ray_cluster(action)):
-                scene.make_cluster([r.index for r in scene.status.replicas if r.phase != "Stopped"])
-            elif isinstance(action, Delete) and action.kind == "RayCluster":
-                del scene.clusters[action.name]
-                self.deleted.append(action.name)
+            self._carry_out(action)
         for replica in scene.status.replicas:
             for attempt in replica.attempts:
                 scene.views.setdefault(attempt.instance_id, AttemptView(job="absent"))
         return actions
+
+    def _carry_out(self, action: Action) -> None:
+        scene = self.scene
+        if isinstance(action, SubmitJob):
+            self._submit(action)
+        elif isinstance(action, StopJob):
+            self.stopping.add(action.submission_id)
+        elif isinstance(action, Create) and _is_ray_cluster(action):
+            self._make(action.manifest) if scene.status.ray_cluster is None else self._make_shared()
+        elif isinstance(action, Delete) and action.kind == "RayCluster":
+            del scene.clusters[action.name]
+            self.deleted.append(action.name)
+        elif isinstance(action, PatchCluster) and scene.status.ray_cluster is None:
+            self._shrink(action)
+        elif isinstance(action, PatchCluster):
+            self._make_shared()
+
+    def _make_shared(self) -> None:
+        self.scene.make_cluster([r.index for r in self.scene.status.replicas if r.phase != "Stopped"])
+
+    def _make(self, manifest: Mapping[str, Any]) -> None:
+        made = self.scene.add_cluster(manifest)
+        if self.lame(manifest):
+            trouble = {"ready": False, "problem": "no such image", "problem_reason": "ErrImagePull"}
+            pods = tuple(replace(pod, **trouble) for pod in made.pods)
+            self.scene.clusters[made.name] = replace(made, head_ready=False, pods=pods)
 
     def _waiting(self) -> set[str]:
         return {r.standby.instance_id for r in self.scene.status.replicas if r.standby is not None}
 
     def _submit(self, action: SubmitJob) -> None:
         (resource,) = action.resources
-        job = build.job(driver_ip=f"10.0.{1 + int(resource.rpartition('-')[2])}.1")
+        job = build.job(driver_ip=build.worker_ip(resource))
         if self.breaks(action):
             job = build.job("FAILED", result={"reason": "OutOfMemory", "message": "out of memory"})
             self.scene.views[action.submission_id] = AttemptView(job=job, leftovers=NOTHING_LEFT)
         else:
             self.scene.views[action.submission_id] = AttemptView(job=job, engine=build.engine(ready=False))
+
+    def _shrink(self, action: PatchCluster) -> None:
+        """Slots of a RayCluster go, with their pods."""
+        before = self.scene.clusters[action.name]
+        spec = {"spec": {"workerGroupSpecs": [{"groupName": g, "replicas": n} for g, n in before.groups]}}
+        for operation in action.operations[1:]:
+            patch(spec, operation)
+        groups = tuple((g["groupName"], g["replicas"]) for g in spec["spec"]["workerGroupSpecs"])
+        pods = tuple(p for p in before.pods if p.is_head or dict(groups).get(p.group))
+        self.scene.clusters[action.name] = replace(before, groups=groups, pods=pods)
 
     def hang(self, index: int) -> None:
         """The engine of a replica runs on, but does not serve."""

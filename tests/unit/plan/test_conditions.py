@@ -17,7 +17,7 @@ from vllm_ray_operator.api.status import (
 )
 from vllm_ray_operator.plan import status
 from vllm_ray_operator.plan.roster import Roster
-from vllm_ray_operator.plan.status import Situation, Verdict
+from vllm_ray_operator.plan.status import Place, Situation, Verdict
 from vllm_ray_operator.plan.world import Cluster, Problem
 
 GOOD = Verdict("True", "ClusterReady", "head and workers are ready")
@@ -57,7 +57,7 @@ class Case:
         return Roster(frozenset(range(self.count)), frozenset(), self.suspended)
 
 
-ROLL = RolloutStatus(revision="chat-engine-2", updated_ready=0, progress_time=NOW)
+ROLL = RolloutStatus(cluster_revision="c", revision="chat-engine-2", updated_ready=0, progress_time=NOW)
 PAUSED, STALLED = ROLL.model_copy(update={"paused": True}), ROLL.model_copy(update={"stalled": True})
 WISH = build.stop("Suspended", failure=False)
 NO_CLUSTER = Verdict("False", "Suspended", "there is no RayCluster while spec.suspend is true")
@@ -235,8 +235,17 @@ CLUSTERS: dict[str, tuple[Cluster | None, list[str], tuple[Problem, ...], str]] 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_cluster_verdict(name: str) -> None:
     cluster, obstacles, problems, expected = CLUSTERS[name]
-    verdict = status.cluster_verdict(cluster, obstacles, problems, suspended=False)
+    places = [Place("c", cluster, obstacle) for obstacle in obstacles]
+    verdict = status.cluster_verdict(places, problems, suspended=False)
     assert f"{verdict.status} {verdict.reason}" == expected
+
+
+def test_of_several_clusters_the_worst_is_told_by_name() -> None:
+    slow, troubled = build.cluster("a", [build.head()]), build.cluster("b", [build.head(), PULL])
+    places = [Place("a", slow, "0 of 1"), Place("b", troubled, "0 of 1: image"), Place("c", None, "waiting")]
+    verdict = status.cluster_verdict(places, (), suspended=False)
+    assert (verdict.reason, verdict.message) == ("ErrImagePull", "RayCluster b: image x cannot be pulled")
+    assert status.cluster_verdict([], (), suspended=False).status == "True", "no replica has a RayCluster"
 
 
 def judge(main: Verdict) -> dict[ConditionType, Verdict]:

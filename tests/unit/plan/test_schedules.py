@@ -15,6 +15,7 @@ import pytest
 
 from tests.unit.plan import build
 from tests.unit.plan.model import EPOCH, Refused, World, written
+from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.actions import SubmitJob
 
 SCHEDULES = int(os.environ.get("PLAN_SCHEDULES", "60"))
@@ -30,6 +31,7 @@ POLICIES: list[dict[str, Any]] = [
 ]
 SETTLE_STEPS = 1500
 ONE_EACH = {"workers": {"acceleratorsPerNode": 1}}  # so that a slot has two pods
+CLUSTERS: list[dict[str, Any]] = [{}, {"policy": "Shared"}, {"policy": "PerReplica"}, {"policy": "PerReplica"}]
 
 
 def one_pass(world: World, faults: Sequence[str] = ()) -> bool:
@@ -176,7 +178,11 @@ def _undone(world: World) -> None:
 
 
 def _image(world: World) -> None:
-    _edit(cluster={**ONE_EACH, "rayVersion": world.random.choice(("2.60.0", "2.61.0"))})(world)
+    _edit(cluster={**world.raw["cluster"], "rayVersion": world.random.choice(("2.60.0", "2.61.0", "2.62.0"))})(world)
+
+
+def _policy(world: World) -> None:
+    _edit(cluster={**ONE_EACH, **world.random.choice(CLUSTERS)})(world)
 
 
 def _on_slot(what: Callable[[World, Any], None]) -> Callable[[World], None]:
@@ -208,6 +214,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "scaled": _scale,
     "engine changed": _engine,
     "cluster changed": _image,
+    "cluster policy changed": _policy,
     "restart asked for": _restarted,
     "paused or resumed": _paused,
     "undone": _undone,
@@ -231,9 +238,16 @@ def settle(world: World) -> None:
     assert [r.phase for r in status.replicas] == ["Ready"] * wanted, status.replicas
     assert status.ready_replicas == wanted
     assert [c.status for c in status.conditions] == ["True", "False", "True", "False"], status.conditions
-    assert set(world.clusters) == {status.ray_cluster}
-    slots = [(f"slot-{r.index}", 2) for r in status.replicas]
-    assert sorted(world.clusters[status.ray_cluster or ""].groups) == slots
+    slots = {name: sorted(cluster.groups) for name, cluster in world.clusters.items()}
+    there = [(r.attempt.ray_cluster, (f"slot-{r.index}", 2)) for r in status.replicas if r.attempt]
+    if world.is_per_replica:
+        assert slots == {name: [slot] for name, slot in there}
+    else:
+        assert slots == {status.ray_cluster: [slot for _, slot in there]}
+    revisions = {cluster.manifest["metadata"]["labels"][names.CLUSTER_REVISION] for cluster in world.clusters.values()}
+    assert {world.revisions[name].resolved["rayVersion"] for name in revisions} <= {
+        world.raw["cluster"].get("rayVersion", "2.60.0")
+    }
     alive = {j.id for j in world.jobs if j.processes}
     assert alive == {r.attempt.instance_id for r in status.replicas if r.attempt}, "an engine runs that nobody knows"
     world.check_traffic()
@@ -286,7 +300,7 @@ def run(seed: int) -> World:
     random = Random(seed)  # noqa: S311 - a schedule, not a secret
     raw = build.spec_with(
         replicas=random.randrange(1, 4),
-        cluster=ONE_EACH,
+        cluster={**ONE_EACH, **random.choice(CLUSTERS)},
         engine={"drainTimeoutSeconds": random.choice((0, 10, 90))},
         rollout=random.choice(POLICIES),
     )

@@ -1,0 +1,252 @@
+"""Changes of the image or the pods, as logs: the replicas, and the RayClusters that there are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.unit.plan.build import PLAIN, UNKNOWN, serving, spec_with
+from tests.unit.plan.rolls import Play
+from vllm_ray_operator.api.status import ConditionType
+from vllm_ray_operator.plan.actions import SubmitJob
+
+OWN = {"policy": "PerReplica"}
+NEW, NEWER = {**OWN, "rayVersion": "2.61.0"}, {**OWN, "rayVersion": "2.62.0"}
+
+
+def reason(play: Play, kind: ConditionType) -> str:
+    found = play.scene.status.condition(kind)
+    assert found is not None
+    return f"{found.status} {found.reason}"
+
+
+def is_at(version: str) -> Any:
+    """Whether a RayCluster is of a Ray version."""
+    return lambda manifest: manifest["spec"]["rayVersion"] == version
+
+
+# -- a RayCluster for each replica -------------------------------------------------------------------------------------
+
+
+def test_each_replica_has_its_own() -> None:
+    scene = serving(spec_with(replicas=2, cluster=OWN))
+    assert [r.phase for r in scene.status.replicas] == ["Ready", "Ready"]
+    assert [list(c.groups) for c in scene.clusters.values()] == [[("slot-0", 1)], [("slot-1", 1)]]
+    attempts = [r.attempt for r in scene.status.replicas if r.attempt is not None]
+    assert [a.ray_cluster for a in attempts] == list(scene.clusters)
+    assert [name[-2:] for name in scene.clusters] == ["-0", "-1"]
+    assert scene.status.ray_cluster is None, "there is none for all"
+    plan = scene.plan()
+    assert (plan.status, plan.actions, plan.wake_after) == (scene.status, (), None)
+
+
+def test_scaled_up_down_and_to_nothing() -> None:
+    play = Play(spec_with(replicas=1, cluster=OWN))
+    play.scene.change(replicas=2)
+    assert play.until_rest() == [
+        "Ready1  Pending | A0",
+        "Ready1  Starting2 | A0 A1",
+        "Ready1  Ready2 | A0 A1",
+    ]
+    play.scene.change(replicas=1)
+    assert play.until_rest() == ["Ready1  Stopping2 | A0 A1", "Ready1 | A0 A1", "Ready1 | A0"]
+    play.scene.change(replicas=0)
+    assert play.until_rest()[-1] == " | "
+    assert reason(play, "Ready") == "True ScaledToZero"
+
+
+def test_the_loss_of_one_takes_one_replica() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN))
+    first = play.scene.attempt
+    del play.scene.clusters[first.ray_cluster]
+    play.scene.see(UNKNOWN)
+    log = play.until_rest()
+    assert log[-1] == "Ready3  Ready2 | A0 A1"
+    assert all("Ready2" in line for line in log)
+    assert play.scene.replica.last_failure is not None
+    assert (play.scene.replica.last_failure.reason, play.scene.replica.last_failure.attempt) == ("HeadLost", 1)
+    assert first.ray_cluster == play.scene.attempt.ray_cluster
+
+
+# -- rolls -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_after_the_other_the_old_one_goes_first() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN))
+    play.scene.change(cluster=NEW)
+    assert play.until_rest() == [
+        "Stopping1  Ready2 | A0 A1",
+        "Pending  Ready2 | A0 A1",
+        "Pending  Ready2 | A1",
+        "Starting3  Ready2 | A1 B0",
+        "Ready3  Stopping2 | A1 B0",
+        "Ready3  Pending | A1 B0",
+        "Ready3  Pending | B0",
+        "Ready3  Starting4 | B0 B1",
+        "Ready3  Ready4 | B0 B1",
+    ]
+    assert reason(play, "Ready") == "True AllReplicasReady"
+    assert play.scene.status.updated_replicas == 2
+
+
+def test_one_more_for_the_time_of_the_roll() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN, rollout={**PLAIN, "maxUnavailable": 0, "maxSurge": 1}))
+    play.scene.change(cluster=NEW)
+    assert play.until_rest() == [
+        "Ready1  Ready2  Pending | A0 A1",
+        "Ready1  Ready2  Starting3 | A0 A1 B2",
+        "Stopping1  Ready2  Ready3 | A0 A1 B2",
+        "Pending  Ready2  Ready3 | A0 A1 B2",
+        "Pending  Ready2  Ready3 | A1 B2",
+        "Starting4  Ready2  Ready3 | A1 B0 B2",
+        "Ready4  Stopping2  Ready3 | A1 B0 B2",
+        "Ready4  Pending  Ready3 | A1 B0 B2",
+        "Ready4  Pending  Ready3 | B0 B2",
+        "Ready4  Starting5  Ready3 | B0 B1 B2",
+        "Ready4  Ready5  Ready3 | B0 B1 B2",
+        "Ready4  Ready5  Stopping3 | B0 B1 B2",
+        "Ready4  Ready5 | B0 B1 B2",
+        "Ready4  Ready5 | B0 B1",
+    ]
+
+
+def test_all_at_once() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN, rollout={**PLAIN, "type": "Recreate"}))
+    play.scene.change(cluster=NEW)
+    assert play.until_rest() == [
+        "Stopping1  Stopping2 | A0 A1",
+        "Pending  Pending | A0 A1",
+        "Pending  Pending | ",
+        "Starting3  Starting4 | B0 B1",
+        "Ready3  Ready4 | B0 B1",
+    ]
+
+
+def test_a_new_engine_comes_with_the_new_pods() -> None:
+    """A standby cannot be in pods that are not there yet; once they are, the next engine has one."""
+    play = Play(spec_with(replicas=2, cluster=OWN, rollout={}))
+    play.scene.change(cluster=NEW, engine={"args": ["--seed=1"]})
+    log = play.until_rest()
+    assert log[0] == "Stopping1  Ready2 | A0 A1"
+    assert log[-1] == "Ready3  Ready4 | B0 B1"
+    play.scene.change(engine={"args": ["--seed=2"]})
+    assert play.until_rest()[:2] == ["Ready3+5  Ready4 | B0 B1", "Stopping3+5  Ready4 | B0 B1"]
+
+
+def test_changed_in_the_middle_it_goes_straight_to_the_newest() -> None:
+    play = Play(spec_with(replicas=3, cluster=OWN))
+    play.scene.change(cluster=NEW)
+    play.until("Starting4  Ready2  Ready3 | A1 A2 B0")
+    play.scene.change(cluster=NEWER)
+    log = play.until_rest()
+    assert log[:4] == [
+        "Stopping4  Ready2  Ready3 | A1 A2 B0",
+        "Pending  Ready2  Ready3 | A1 A2 B0",
+        "Pending  Ready2  Ready3 | A1 A2",
+        "Starting5  Ready2  Ready3 | A1 A2 C0",
+    ]
+    assert log[-1] == "Ready5  Ready6  Ready7 | C0 C1 C2"
+
+
+def test_back_in_the_middle_only_those_that_were_taken_go_back() -> None:
+    play = Play(spec_with(replicas=3, cluster=OWN))
+    play.scene.change(cluster=NEW)
+    play.until("Starting4  Ready2  Ready3 | A1 A2 B0")
+    play.scene.change(cluster=OWN)
+    assert play.until_rest() == [
+        "Stopping4  Ready2  Ready3 | A1 A2 B0",
+        "Pending  Ready2  Ready3 | A1 A2 B0",
+        "Pending  Ready2  Ready3 | A1 A2",
+        "Starting5  Ready2  Ready3 | A0 A1 A2",
+        "Ready5  Ready2  Ready3 | A0 A1 A2",
+    ]
+
+
+def test_one_that_waits_goes_at_once() -> None:
+    """It costs nothing. It tells why it failed until it is ready again."""
+    play = Play(spec_with(replicas=2, cluster=OWN))
+    play.crash(1)
+    play.until("Ready1  Backoff | A0 A1")
+    play.scene.change(cluster=NEW)
+    assert play.until_rest()[:4] == [
+        "Ready1  Pending | A0 A1",
+        "Ready1  Pending | A0",
+        "Ready1  Starting3 | A0 B1",
+        "Stopping1  Ready3 | A0 B1",
+    ]
+
+
+def test_pods_that_never_come_up_cost_no_more_than_they_may() -> None:
+    rollout = {**PLAIN, "progressDeadlineSeconds": 60}
+    play = Play(spec_with(replicas=3, cluster=OWN, rollout=rollout), lame=is_at("2.61.0"))
+    play.scene.change(cluster=NEW)
+    play.run(60)
+    assert play.log[-1] == "Pending  Ready2  Ready3 | A1 A2 B0"
+    assert reason(play, "Progressing") == "False ProgressDeadlineExceeded"
+    assert reason(play, "ClusterReady") == "False ErrImagePull"
+
+    play.crash(1)
+    play.run(20)
+    assert play.log[-1] == "Pending  Ready4  Ready3 | A1 A2 B0", "one that fails starts again where it was"
+
+    play.scene.change(cluster=OWN)
+    assert play.until_rest()[-1] == "Ready5  Ready4  Ready3 | A0 A1 A2"
+    assert reason(play, "Ready") == "True AllReplicasReady"
+
+
+def test_paused_in_the_middle_one_that_fails_starts_again_where_it_was() -> None:
+    play = Play(spec_with(replicas=3, cluster=OWN))
+    play.scene.change(cluster=NEW, engine={"args": ["--seed=1"]})
+    play.until("Starting4  Ready2  Ready3 | A1 A2 B0")
+    play.scene.change(rollout={**PLAIN, "paused": True})
+    play.until_rest()
+    play.crash(1)
+    lost = play.scene.status.replicas[2].attempt
+    assert lost is not None
+    del play.scene.clusters[lost.ray_cluster]
+    play.scene.see(UNKNOWN, lost)
+    for _ in range(30):
+        for action in play.step():
+            if isinstance(action, SubmitJob):
+                args = json.loads(action.environment["VLLM_RAY_ENGINE_CONFIG"])["args"]
+                assert args == [], "a new engine would not fit the old pods"
+    assert play.log[-1] == "Ready4  Ready5  Ready6 | A1 A2 B0", "its RayCluster is made again as it was"
+    assert reason(play, "Progressing") == "Unknown RolloutPaused"
+    play.scene.change(rollout=PLAIN)
+    assert play.until_rest()[-1] == "Ready4  Ready7  Ready8 | B0 B1 B2"
+
+
+# -- from one policy to the other --------------------------------------------------------------------------------------
+
+
+def test_from_a_shared_one_slot_by_slot() -> None:
+    play = Play(spec_with(replicas=2))
+    play.scene.change(cluster=OWN)
+    assert play.until_rest() == [
+        "Stopping1  Ready2 | A",
+        "Pending  Ready2 | A",
+        "Starting3  Ready2 | A B0",
+        "Ready3  Stopping2 | A B0",
+        "Ready3  Pending | A B0",
+        "Ready3  Pending | B0",
+        "Ready3  Starting4 | B0 B1",
+        "Ready3  Ready4 | B0 B1",
+    ]
+
+
+def test_to_a_shared_one_all_at_once() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN))
+    old = set(play.scene.clusters)
+    play.scene.change(cluster={})
+    assert play.until_rest() == ["Stopping1  Stopping2", "Pending  Pending", "Starting3  Starting4", "Ready3  Ready4"]
+    (made,) = play.scene.clusters.values()
+    assert made.name == play.scene.status.ray_cluster
+    assert made.name not in old
+    assert made.groups == (("slot-0", 1), ("slot-1", 1))
+
+
+def test_the_policy_in_other_words_changes_nothing() -> None:
+    play = Play(spec_with(replicas=2))
+    play.scene.change(cluster={"policy": "Shared"})
+    assert play.until_rest() == []
+    assert {r.cluster_revision for r in play.scene.status.replicas} == {play.scene.status.cluster_revision}
