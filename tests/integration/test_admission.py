@@ -188,7 +188,7 @@ GOOD: dict[str, Object] = {
     "paused": {"rollout": {"paused": True}},
     "suspended": {"suspend": True, "rollout": {"maxSurge": 1}},
     "paused, not suspended": {"suspend": False, "rollout": {"paused": True}},
-    "undo": {"rollout": {"toRevision": "chat-engine-1a2b3c4d"}},
+    "undo": {"rollout": {"toRevision": "chat-engine-1a2b3c4d", "toClusterRevision": "chat-cluster-1a2b3c4d"}},
     "restart": {"restartedAt": "2026-01-02T03:04:05Z", "restart": {"backoffSeconds": 300, "crashLoopAfter": 1}},
     "no drain, no history": {"engine": {"drainTimeoutSeconds": 0}, "revisionHistoryLimit": 0},
     "overlay of anything": workers(template={"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}),
@@ -232,6 +232,16 @@ BAD: dict[str, tuple[Object, str, str]] = {
         'supported values: "Recreate"',
     ),
     "another way to roll": ({"rollout": {"type": "OnDelete"}}, "spec.rollout.type", "supported values"),
+    "undo of the other kind": (
+        {"rollout": {"toRevision": "chat-cluster-1a2b3c4d"}},
+        "spec.rollout.toRevision",
+        "goes into spec.rollout.toClusterRevision",
+    ),
+    "undo of pods to an engine": (
+        {"rollout": {"toClusterRevision": "chat-engine-1a2b3c4d"}},
+        "spec.rollout.toClusterRevision",
+        "goes into spec.rollout.toRevision",
+    ),
     "undo to no name": ({"rollout": {"toRevision": "Chat 3"}}, "spec.rollout.toRevision", "should match"),
     "no moment": ({"restartedAt": "now"}, "spec.restartedAt", "date-time"),
     "shorter at most than at first": (

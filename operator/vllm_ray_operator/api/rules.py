@@ -276,6 +276,18 @@ _ROLLOUT = (
         "allow one to be unavailable, or one more than replicas if there are accelerators for it",
         field=".maxUnavailable",
     ),
+    Rule(
+        "!has(self.toRevision) || " + _matches("self.toRevision", "-engine-[0-9a-f]{8}$"),
+        "spec.rollout.toRevision is the name of an engine revision, such as chat-engine-1a2b3c4d; "
+        "a cluster revision goes into spec.rollout.toClusterRevision",
+        field=".toRevision",
+    ),
+    Rule(
+        "!has(self.toClusterRevision) || " + _matches("self.toClusterRevision", "-cluster-[0-9a-f]{8}$"),
+        "spec.rollout.toClusterRevision is the name of a cluster revision, such as chat-cluster-1a2b3c4d; "
+        "an engine revision goes into spec.rollout.toRevision",
+        field=".toClusterRevision",
+    ),
 )
 
 _RESTART = (

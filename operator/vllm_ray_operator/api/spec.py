@@ -265,6 +265,16 @@ class Rollout(ApiModel):
             "the rest of the spec says about the engine, until this field is removed."
         ),
     )
+    to_cluster_revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9][a-z0-9.-]*$",
+        description=(
+            "Undo: name of a kept cluster revision that is to run instead of what the rest of the spec says about the "
+            "image and the pods, until this field is removed."
+        ),
+    )
 
 
 class Restart(ApiModel):

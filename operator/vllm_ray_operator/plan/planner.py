@@ -83,7 +83,7 @@ def _records(world: World, chosen: roster.Roster) -> list[ReplicaStatus]:
 
 def _ask(world: World, defaults: Defaults) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]]:
     cluster = revision.choose_cluster(world, defaults)
-    return cluster, revision.choose_engine(world, cluster.resolved)
+    return cluster, revision.choose_engine(world, cluster)
 
 
 class _Counter:

@@ -97,8 +97,14 @@ def _present(**parts: Any) -> dict[str, Any]:
 
 
 def choose_cluster(world: World, defaults: Defaults) -> Chosen[ResolvedCluster]:
-    """Return the cluster revision of the spec. Raises Unresolvable when something the user must give is missing."""
+    """Return the cluster revision of the spec: what it describes, or the kept one that it names.
+
+    Raises:
+        Unresolvable: something the user must give is missing, or the revision that it names is not kept any more.
+    """
     deployment = world.deployment
+    if deployment.spec.rollout.to_cluster_revision is not None:
+        return _kept(_named(world, "cluster", deployment.spec.rollout.to_cluster_revision), ResolvedCluster)
     written = cluster_input(deployment.raw_spec)
     stored = _stored(world, "cluster", written)
     if stored is not None:
@@ -107,15 +113,33 @@ def choose_cluster(world: World, defaults: Defaults) -> Chosen[ResolvedCluster]:
     return _new(world, "cluster", written, resolved)
 
 
-def choose_engine(world: World, cluster: ResolvedCluster) -> Chosen[ResolvedEngine]:
+def choose_engine(world: World, cluster: Chosen[ResolvedCluster]) -> Chosen[ResolvedEngine]:
     """Return the engine revision of the spec: what it describes, or the kept one that it names.
 
     Raises:
-        Unresolvable: the revision that it names is not kept any more, or does not fit the pods that it describes.
+        Unresolvable: the revision that it names is not kept any more, or engine and pods do not fit.
     """
+    chosen = _choose_engine(world)
+    engine, pods = chosen.resolved, cluster.resolved
+    count = math.ceil(engine.tensor * engine.pipeline / engine.accelerators_per_node)
+    if (count, engine.accelerators_per_node) != (pods.pods_per_slot, pods.accelerators_per_pod):
+        policy = world.deployment.spec.rollout
+        undone = "toRevision" if policy.to_revision is not None else "toClusterRevision"
+        other = "toClusterRevision" if policy.to_revision is not None else "toRevision"
+        raise Unresolvable(
+            "RevisionDoesNotFit",
+            f"spec.rollout.{undone}: the engine of {chosen.name} needs {count} pods of {engine.accelerators_per_node} "
+            f"accelerators for a replica, {cluster.name} has {pods.pods_per_slot} of {pods.accelerators_per_pod} "
+            f"(the engine has tensor {engine.tensor}, pipeline {engine.pipeline}): set spec.rollout.{other} to a "
+            "revision of the same time, or spec.parallelism and spec.cluster.workers back",
+        )
+    return chosen
+
+
+def _choose_engine(world: World) -> Chosen[ResolvedEngine]:
     deployment = world.deployment
     if deployment.spec.rollout.to_revision is not None:
-        return _undo(world, deployment.spec.rollout.to_revision, cluster)
+        return _kept(_named(world, "engine", deployment.spec.rollout.to_revision), ResolvedEngine)
     written = engine_input(deployment.raw_spec)
     stored = _stored(world, "engine", written)
     if stored is not None:
@@ -123,26 +147,17 @@ def choose_engine(world: World, cluster: ResolvedCluster) -> Chosen[ResolvedEngi
     return _new(world, "engine", written, render_engine(deployment.spec))
 
 
-def _undo(world: World, name: str, cluster: ResolvedCluster) -> Chosen[ResolvedEngine]:
-    kept = {r.name: r for r in world.revisions if r.kind == "engine"}
+def _named(world: World, kind: Literal["cluster", "engine"], name: str) -> Revision:
+    kept = {r.name: r for r in world.revisions if r.kind == kind}
     if name not in kept:
+        field = "toRevision" if kind == "engine" else "toClusterRevision"
         newest = sorted(kept.values(), key=lambda r: -r.number)[:5]
         raise Unresolvable(
             "RevisionNotFound",
-            f"spec.rollout.toRevision: there is no engine revision {name}. Kept are, newest first: "
+            f"spec.rollout.{field}: there is no {kind} revision {name}. Kept are, newest first: "
             f"{', '.join(r.name for r in newest) or 'none'}. Remove the field to run what the spec describes",
         )
-    chosen = _kept(kept[name], ResolvedEngine)
-    engine = chosen.resolved
-    pods = math.ceil(engine.tensor * engine.pipeline / engine.accelerators_per_node)
-    if (pods, engine.accelerators_per_node) != (cluster.pods_per_slot, cluster.accelerators_per_pod):
-        raise Unresolvable(
-            "RevisionDoesNotFit",
-            f"spec.rollout.toRevision: {name} needs {pods} pods of {engine.accelerators_per_node} accelerators for a "
-            f"replica, the spec makes {cluster.pods_per_slot} of {cluster.accelerators_per_pod}: set spec.parallelism "
-            f"back to tensor {engine.tensor}, pipeline {engine.pipeline}",
-        )
-    return chosen
+    return kept[name]
 
 
 def current(world: World) -> tuple[Chosen[ResolvedCluster], Chosen[ResolvedEngine]] | None:

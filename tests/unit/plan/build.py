@@ -95,7 +95,7 @@ def revisions_for(
     """``known`` and those that the spec adds."""
     world = World(deployment(raw), revisions=tuple(known))
     cluster = choose_cluster(world, defaults)
-    chosen = (cluster, choose_engine(world, cluster.resolved))
+    chosen = (cluster, choose_engine(world, cluster))
     return (*known, *(stored(c.create) for c in chosen if c.create is not None))
 
 

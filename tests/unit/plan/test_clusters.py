@@ -250,3 +250,59 @@ def test_the_policy_in_other_words_changes_nothing() -> None:
     play.scene.change(cluster={"policy": "Shared"})
     assert play.until_rest() == []
     assert {r.cluster_revision for r in play.scene.status.replicas} == {play.scene.status.cluster_revision}
+
+
+# -- undone ------------------------------------------------------------------------------------------------------------
+
+
+def test_undone() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN))
+    first = play.scene.status.cluster_revision
+    play.scene.change(cluster=NEW)
+    play.until_rest()
+    play.scene.change(rollout={**PLAIN, "toClusterRevision": first})
+    assert play.until_rest()[-1] == "Ready5  Ready6 | A0 A1"
+    assert play.scene.status.cluster_revision == first
+    assert reason(play, "Ready") == "True AllReplicasReady"
+    play.scene.change(rollout=PLAIN)
+    assert play.until_rest()[-1] == "Ready7  Ready8 | B0 B1"
+
+
+def test_undone_in_the_middle_of_a_roll_that_does_not_come_up() -> None:
+    play = Play(spec_with(replicas=2, cluster=OWN), lame=is_at("2.61.0"))
+    first = play.scene.status.cluster_revision
+    play.scene.change(cluster=NEW)
+    play.run(10)
+    assert play.log[-1] == "Pending  Ready2 | A1 B0"
+    play.scene.change(rollout={**PLAIN, "toClusterRevision": first})
+    assert play.until_rest() == [
+        "Pending  Ready2 | A1",
+        "Starting3  Ready2 | A0 A1",
+        "Ready3  Ready2 | A0 A1",
+    ]
+
+
+def test_undo_to_one_that_is_gone() -> None:
+    play = Play(spec_with(replicas=1, cluster=OWN))
+    engine = play.scene.status.engine_revision
+    play.scene.change(rollout={**PLAIN, "toClusterRevision": engine})
+    assert play.until_rest() == [], "what runs is left alone"
+    assert reason(play, "Ready") == "False RevisionNotFound"
+    ready = play.scene.status.condition("Ready")
+    assert ready is not None
+    assert "toClusterRevision: there is no cluster revision" in ready.message
+    assert str(play.scene.status.cluster_revision) in ready.message, "those that there are"
+
+
+def test_engine_and_pods_that_fit_only_together_are_undone_together() -> None:
+    play = Play(spec_with(replicas=1, cluster=OWN))
+    before = play.scene.status
+    play.scene.change(parallelism={"tensor": 4})
+    play.until_rest()
+    play.scene.change(rollout={**PLAIN, "toClusterRevision": before.cluster_revision})
+    assert play.until_rest() == [], "four accelerators do not fit into two"
+    assert reason(play, "Ready") == "False RevisionDoesNotFit"
+    both = {"toClusterRevision": before.cluster_revision, "toRevision": before.engine_revision}
+    play.scene.change(rollout={**PLAIN, **both})
+    assert play.until_rest()[-1] == "Ready3 | A0"
+    assert reason(play, "Ready") == "True AllReplicasReady"

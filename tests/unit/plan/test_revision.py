@@ -17,7 +17,7 @@ OTHER_DEFAULTS = Defaults(engine_image="example/engine:2")
 def chosen(raw: Any, known: tuple[Revision, ...], defaults: Defaults = DEFAULTS) -> tuple[Any, Any]:
     world = World(build.deployment(raw), revisions=known)
     cluster = revision.choose_cluster(world, defaults)
-    return cluster, revision.choose_engine(world, cluster.resolved)
+    return cluster, revision.choose_engine(world, cluster)
 
 
 # What is changed in the spec, and of what that makes a new revision.

@@ -315,6 +315,7 @@ def test_undo_to_a_revision_that_does_not_fit_the_pods() -> None:
     assert ready is not None
     assert ready.reason == "RevisionDoesNotFit"
     assert "tensor 2" in ready.message
+    assert "set spec.rollout.toClusterRevision to a revision of the same time" in ready.message
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

@@ -172,9 +172,10 @@ def _suspended(world: World) -> None:
 
 def _undone(world: World) -> None:
     """Back to a revision that is kept, or that was once."""
-    kept = sorted(r.name for r in world.revisions.values() if r.kind == "engine")
+    kind, field = world.random.choice((("engine", "toRevision"), ("cluster", "toClusterRevision")))
+    kept = sorted(r.name for r in world.revisions.values() if r.kind == kind)
     if kept:
-        _edit(rollout={**world.raw["rollout"], "toRevision": world.random.choice(kept)})(world)
+        _edit(rollout={**world.raw["rollout"], field: world.random.choice(kept)})(world)
 
 
 def _image(world: World) -> None:
@@ -225,7 +226,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
 def settle(world: World) -> None:
     """No more faults: everything asked for gets ready within bounded steps, and then nothing is left to do."""
     world.note("no more faults")
-    rollout = {k: v for k, v in world.raw["rollout"].items() if k not in ("paused", "toRevision")}
+    rollout = {k: v for k, v in world.raw["rollout"].items() if k not in ("paused", "toRevision", "toClusterRevision")}
     _edit(rollout=rollout, suspend=False)(world)
     world.deaf_engines = set()
     for cluster in world.clusters.values():
