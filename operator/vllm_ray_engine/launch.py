@@ -38,6 +38,8 @@ HEALTH_SECONDS = 1.0
 """Between two deep health checks."""
 LOST_SECONDS = 30.0
 """How long a serving engine may be dead or lack workers before the attempt is ended; vLLM normally ends itself."""
+DOOMED_SECONDS = 3.0
+"""The same for what is certain: long enough for vLLM to say what it saw."""
 RAY_SILENT_SECONDS = 30.0
 """After this, what Ray said last about the workers no longer counts."""
 CRASH_GRACE_SECONDS = 3.0
@@ -104,10 +106,10 @@ class Launcher:
         except StopAsked:
             self.state.enter(state.STOPPING, "asked to stop")
         except EngineFailure as failure:
-            names = self._cluster.view.node_names
+            view = self._cluster.view
             # Its words name a worker by its place in its rank.
-            lines = self._engine.lines(self._since())
-            cause = lost_worker.name_nodes(failure.cause, lines, names[0] if len(names) == 1 else ())
+            nodes = view.node_names[0] if len(view.node_names) == 1 else ()
+            cause = lost_worker.name_nodes(failure.cause, self._engine.lines(self._since()), nodes, view.dead_nodes)
         except Exception as error:
             cause = Cause(reasons.ENGINE_EXITED, f"the launcher failed with {type(error).__name__}: {error}")
         if cause is not None:
@@ -177,30 +179,45 @@ class Launcher:
     def _load(self) -> None:
         self.state.enter(state.LOADING, "vLLM is starting and loading the model")
         threading.Thread(target=self._monitor, name="health", daemon=True).start()
-        if not self._wait(lambda: self._health.ready, self.config.startup_timeout_seconds):
+        if not self._wait(lambda: self._health.ready or self._doomed(), self.config.startup_timeout_seconds):
             raise EngineFailure(
                 reasons.STARTUP_TIMEOUT,
                 f"not ready after {self.config.startup_timeout_seconds:g} s ({self._health.reason}): raise"
                 " spec.engine.startupTimeoutSeconds if the model needs longer to load",
             )
+        if not self._health.ready:
+            self._wait(lambda: False, DOOMED_SECONDS)
+            raise self._lost_engine()
 
     def _serve(self) -> None:
         self.state.enter(state.SERVING, f"serving {self.config.served_name} on port {self.config.port}")
         while True:
-            self._wait(lambda: self._lost() or self._hung(), float("inf"))
+            self._wait(lambda: self._lost() or self._doomed() or self._hung(), float("inf"))
             if self._hung():
                 raise EngineFailure(
                     reasons.ENGINE_HUNG,
                     f"the engine runs but has not answered /health for {health.HUNG_SECONDS:g} s",
                 )
             # vLLM sees the same and ends by itself, with the cause in its output, if it is given the time.
-            if not self._wait(lambda: not self._lost(), LOST_SECONDS):
+            if not self._wait(lambda: self._doomed() or not self._lost(), LOST_SECONDS):
+                raise self._lost_engine()
+            if self._doomed():
+                self._wait(lambda: False, DOOMED_SECONDS)
                 raise self._lost_engine()
 
     def _lost(self) -> bool:
         """Return whether the engine cannot come back: it said that it is dead, or workers are."""
         seen = self._health
         return seen.workers_alive < seen.workers_expected or self._patience.dead
+
+    def _doomed(self) -> bool:
+        """Return whether it is certain that the engine cannot come back: a node died, or a worker before it served.
+
+        A serving engine without a worker gets more time: after a restart Ray's control store may have yet to learn of
+        workers that live.
+        """
+        view = self._cluster.view
+        return bool(view.dead_nodes) or (self._last_ready is None and view.workers_alive < view.workers_most)
 
     def _hung(self) -> bool:
         return self._patience.silent_seconds(time.monotonic()) > health.HUNG_SECONDS

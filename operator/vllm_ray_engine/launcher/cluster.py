@@ -16,6 +16,7 @@ from typing import Any
 from vllm_ray_engine.config import EngineConfig
 from vllm_ray_engine.launcher import packing
 from vllm_ray_engine.launcher.packing import by_node, home
+from vllm_ray_engine.launcher.raylets import Raylets
 
 PENDING = "PENDING"
 CREATED = "CREATED"
@@ -30,7 +31,7 @@ class View:
     """What Ray said last. node_ips, node_names: for each rank of the job each worker's node, in rank order.
 
     explanation: why the groups wait, or what is wrong with where they landed. workers_alive is as old as `seen`
-    (monotonic clock).
+    (monotonic clock), workers_most the most that there were at once. dead_nodes: names of nodes without their raylet.
     """
 
     placement: str = PENDING
@@ -38,6 +39,8 @@ class View:
     node_ips: tuple[tuple[str, ...], ...] = ()
     node_names: tuple[tuple[str, ...], ...] = ()
     workers_alive: int = 0
+    workers_most: int = 0
+    dead_nodes: tuple[str, ...] = ()
     seen: float = 0.0
 
 
@@ -131,16 +134,16 @@ class Cluster:
             for group in packing.groups(self._config):
                 bundles = [dict(bundle) for bundle in group.bundles]
                 made.append(ray.util.placement_group(bundles, strategy=group.strategy, name=group.name))
-            if self._wait_created(made):
-                self._watch_actors()
+            if (raylets := self._wait_created(made)) is not None:
+                self._watch(raylets)
         finally:
             for group in made:
                 ray.util.remove_placement_group(group)
             while any(ray.util.placement_group_table(group).get("state") != "REMOVED" for group in made):
                 time.sleep(0.05)
 
-    def _wait_created(self, groups: Sequence[Any]) -> bool:
-        """Return True once the groups are there, False when released before."""
+    def _wait_created(self, groups: Sequence[Any]) -> Raylets | None:
+        """Return the raylets of the groups' nodes once the groups are there, None when released before."""
         import ray
 
         explain_at = 0.0
@@ -148,14 +151,13 @@ class Cluster:
             try:
                 tables = [ray.util.placement_group_table(group) for group in groups]
                 if all(table.get("state") == CREATED for table in tables):
-                    self._created([table["bundles_to_node_id"] for table in tables])
-                    return True
+                    return self._created([table["bundles_to_node_id"] for table in tables])
                 if (now := time.monotonic()) >= explain_at:
                     explain_at = now + EXPLAIN_SECONDS
                     self._show(explanation=self._explain(), seen=now)
             except Exception as error:  # the control store may be restarting
                 self._show(explanation=f"Ray does not answer: {error}")
-        return False
+        return None
 
     def _explain(self) -> str:
         import ray
@@ -164,17 +166,13 @@ class Cluster:
         total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         return packing.explain(self._config, total, available_resources_per_node())
 
-    def _created(self, bundle_nodes: Sequence[Mapping[int, str]]) -> None:
+    def _created(self, bundle_nodes: Sequence[Mapping[int, str]]) -> Raylets:
         import ray
 
         nodes = {node["NodeID"]: node for node in ray.nodes()}
         landing = landed(self._config, bundle_nodes, ray.get_runtime_context().get_node_id())
         of_ranks = [[nodes[node] for node in workers] for workers in landing]
-        names = tuple(
-            # In a pod the host's name is the pod's.
-            tuple(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in workers)
-            for workers in of_ranks
-        )
+        names = tuple(tuple(map(_name, workers)) for workers in of_ranks)
         self._show(
             placement=CREATED,
             explanation=packing.complaint(self._config, names),
@@ -182,13 +180,23 @@ class Cluster:
             node_names=names,
             seen=time.monotonic(),
         )
+        used = (node for workers in of_ranks for node in workers)
+        return Raylets({_name(node): (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in used})
 
-    def _watch_actors(self) -> None:
+    def _watch(self, raylets: Raylets) -> None:
         import ray
 
         while not self._release.wait(POLL_ACTORS_SECONDS):
+            self._show(dead_nodes=raylets.dead())
             try:
                 names = ray.util.list_named_actors()  # of our namespace, that are not dead
             except Exception:  # noqa: S112  the control store may be restarting: the view gets old, which is noticed
                 continue
-            self._show(workers_alive=owned_actors(self._config, names), seen=time.monotonic())
+            alive = owned_actors(self._config, names)
+            most = max(alive, self.view.workers_most)
+            self._show(workers_alive=alive, workers_most=most, seen=time.monotonic())
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    # In a pod the host's name is the pod's.
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"

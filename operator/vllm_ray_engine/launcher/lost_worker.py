@@ -13,14 +13,17 @@ _DEAD_RANKS = re.compile(r"RayWorkerProc rank=\[?(\d+(?:, \d+)*)\]? died")
 """What RayExecutorV2's monitor says: "RayWorkerProc rank=[1] died unexpectedly"."""
 
 
-def name_nodes(cause: Cause, lines: Iterable[str], nodes: tuple[str, ...]) -> Cause:
+def name_nodes(cause: Cause, lines: Iterable[str], nodes: tuple[str, ...], dead_nodes: tuple[str, ...] = ()) -> Cause:
     """Return the cause with the nodes of the dead workers named.
 
-    lines: the engine's output; nodes: in the order of the ranks. A lost connection that took only some of the workers
-    was not that to Ray's head: their node died.
+    lines: the engine's output; nodes: in the order of the ranks; dead_nodes: those known to be dead. A lost connection
+    that took only some of the workers was not that to Ray's head: their node died.
     """
     if cause.reason not in {reasons.WORKER_DIED, reasons.RAY_CONNECTION_LOST}:
         return cause
+    if dead_nodes:
+        message = f"Ray died on {', '.join(dead_nodes)}, and the workers there with it: look at that pod and its node"
+        return replace(cause, reason=reasons.WORKER_DIED, message=message)
     told = next((match for line in (cause.line, *lines) if (match := _DEAD_RANKS.search(line))), None)
     ranks = [rank for rank in map(int, told[1].split(", ")) if rank < len(nodes)] if told else []
     if not ranks:

@@ -24,7 +24,7 @@ def test_serves_and_stops(launch: Launch) -> None:
     assert state["placement"] == {"state": "CREATED", "explanation": ""}
     assert state["health"]["ready"]
     # The launcher's own node, n2, comes first.
-    assert state["ranks"] == [{"rank": 0, "instanceId": DATA["instanceId"], "nodeIps": ["10.0.0.2", "10.0.0.1"]}]
+    assert state["ranks"] == [{"rank": 0, "instanceId": DATA["instanceId"], "nodeIps": ["127.0.0.2", "127.0.0.1"]}]
     environment = environment_of_engine(launch)
     assert "VLLM_RAY_ENGINE_PROBE_KEY" not in environment
     launch.send(signal.SIGTERM)
@@ -71,8 +71,8 @@ def test_ranks_of_one_engine(launch: Launch) -> None:
     launch.tell(placement="CREATED")
     state = launch.wait_phase("Serving")
     assert state["ranks"] == [  # the launcher's own node, n2, comes first
-        {"rank": 0, "instanceId": f"{DATA['instanceId']}_dp0", "nodeIps": ["10.0.0.2"]},
-        {"rank": 1, "instanceId": f"{DATA['instanceId']}_dp1", "nodeIps": ["10.0.0.1"]},
+        {"rank": 0, "instanceId": f"{DATA['instanceId']}_dp0", "nodeIps": ["127.0.0.2"]},
+        {"rank": 1, "instanceId": f"{DATA['instanceId']}_dp1", "nodeIps": ["127.0.0.1"]},
     ]
     launch.send(signal.SIGTERM)
     assert launch.end()[1]["outcome"] == "Stopped"
@@ -285,6 +285,33 @@ def test_lost_worker_makes_it_unready_and_then_ends_it(launch: Launch) -> None:
     assert state["health"]["reason"] == "1 of 2 workers are alive"
     code, result = launch.end()
     assert (code, result["reason"]) == (1, "WorkerDied")
+    assert launch.left() == []
+
+
+def test_worker_that_dies_while_the_engine_loads_ends_it(launch: Launch) -> None:
+    launch.tell(health="503")
+    launch.start()
+    launch.wait_phase("Loading")
+    wait_for("two workers", lambda: launch.state()["health"]["workersAlive"] == 2)
+    launch.tell(workers="1")
+    code, result = launch.end(timeout=20)
+    assert (code, result["reason"]) == (1, "WorkerDied")
+    assert launch.left() == []
+
+
+@pytest.mark.parametrize("phase", ["Loading", "Serving"])
+def test_node_that_dies_ends_it(launch: Launch, phase: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        launch.tell(raylet=str(raylet.getsockname()[1]), health="503" if phase == "Loading" else "200")
+        launch.start()
+        launch.wait_phase(phase)
+        raylet.settimeout(10)
+        raylet.accept()[0].close()
+    code, result = launch.end(timeout=20)
+    assert (code, result["reason"]) == (1, "WorkerDied")
+    assert result["message"] == (
+        "Ray died on pod-1 (127.0.0.1), and the workers there with it: look at that pod and its node"
+    )
     assert launch.left() == []
 
 

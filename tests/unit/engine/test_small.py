@@ -250,6 +250,15 @@ LOST = {
 }
 
 
+def test_dead_node_is_named() -> None:
+    cause = lost_worker.name_nodes(Cause("RayConnectionLost", "as it was", ""), [], NODES, (NODES[1],))
+    assert (cause.reason, cause.message) == (
+        "WorkerDied", f"Ray died on {NODES[1]}, and the workers there with it: look at that pod and its node"
+    )  # fmt: skip
+    other = Cause("ModelInvalid", "as it was", "")
+    assert lost_worker.name_nodes(other, [], NODES, (NODES[1],)) == other
+
+
 @pytest.mark.parametrize("name", LOST)
 def test_lost_worker_is_placed(name: str) -> None:
     (reason, line, lines), expected = LOST[name]

@@ -1,4 +1,5 @@
-"""A Ray of two nodes. Files in FAKE_WORLD: `placement` holds the group's state, `workers` the number of live actors.
+"""A Ray of two nodes. Files in FAKE_WORLD: `placement` holds the group's state, `workers` the number of live actors,
+`raylet` the port of their raylets.
 
 What was done to it is written to `ray.log` there.
 """
@@ -38,7 +39,8 @@ def nodes():
     return [
         {
             "NodeID": f"n{i}",
-            "NodeManagerAddress": f"10.0.0.{i}",
+            "NodeManagerAddress": f"127.0.0.{i}",
+            "NodeManagerPort": int(read("raylet", "1")),
             "NodeManagerHostname": f"pod-{i}",
             "Alive": True,
             "Resources": resources,
