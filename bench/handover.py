@@ -13,6 +13,7 @@ python bench/handover.py [--repetitions 3]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -80,7 +81,7 @@ def one_round(attempts: Attempts) -> Result:
     started = time.monotonic()
     cold = attempts.start()
     wait_healthy(cold)
-    result: Result = {"cold_seconds": since(started), "cold_completions": completions(cold)}
+    result: Result = {"cold_seconds": since(started), **completions(cold, "cold")}
     settle(cold)
 
     plain = attempts.start(standby=True, environment={"VLLM_RAY_WARM_STANDBY": "0"})
@@ -112,7 +113,7 @@ def hand_over(old: Attempt, new: Attempt, name: str) -> Result:
         f"{name}_standby_ready_seconds": ready,
         f"{name}_accelerators_seconds": accelerators,
         f"{name}_hand_over_seconds": since(stopped),
-        f"{name}_completions": completions(new),
+        **completions(new, name),
         f"{name}_memory_mib": memory,
     }
     say("\n".join(line for line in new.logs().splitlines() if "[vllm_ray_engine]" in line))
@@ -140,18 +141,31 @@ def wait_healthy(attempt: Attempt) -> None:
     wait_for(f"{attempt.instance_id} to be healthy", healthy, START_SECONDS, interval=0.02)
 
 
-def completions(attempt: Attempt) -> list[float]:
-    """Return the seconds that the first four completions take, one after the other."""
+def completions(attempt: Attempt, name: str) -> Result:
+    """Measure the first four completions, one after the other: seconds, and processor seconds of the attempt's own.
 
-    taken = []
+    What a completion takes beyond its own processor time, it waited: for processors that others used, most of all.
+    """
+    taken, own = [], []
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
     for _ in range(4):
-        started = time.monotonic()
+        used, started = processor_seconds(attempt), time.monotonic()
         status, answer = get(f"http://{HEAD}:{attempt.port}/v1/completions", timeout=60, body=body)
         if status != 200:
             raise RuntimeError(f"{attempt.instance_id} does not complete: {status} {answer}")
         taken.append(since(started))
-    return taken
+        own.append(round(processor_seconds(attempt) - used, 2))
+    return {f"{name}_completions": taken, f"{name}_completions_processor": own}
+
+
+def processor_seconds(attempt: Attempt) -> float:
+    """Return the processor time that the attempt's processes have used."""
+    ticks = 0
+    for pid in attempt.processes():
+        with contextlib.suppress(OSError):  # gone
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime and stime, see proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib(attempt: Attempt) -> dict[str, list[float]]:

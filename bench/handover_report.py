@@ -62,6 +62,14 @@ def write(result: Result) -> int:
                 ("warm", "after a hand-over, warm"),
             )
         ),
+        *(
+            (
+                f"of that, processor time of its own, {name}",
+                spread(run[f"{name}_completions_processor"][0] for run in runs),
+                "",
+            )
+            for name in ("cold", *ratios)
+        ),
         ("fourth completion, all", spread(run[f"{n}_completions"][3] for run in runs for n in ("cold", *ratios)), ""),
     ]
     memory = [run["warm_memory_mib"] for run in runs]

@@ -175,20 +175,27 @@ def in_phase(name: str) -> Callable[[Attempt], bool]:
     return lambda attempt: attempt.state().get("phase") == name
 
 
-def stopping(attempt: Attempt) -> bool:
-    if not in_phase("Serving")(attempt):
-        return False
+def nothing(_: Attempt) -> None:
+    pass
+
+
+def stop(attempt: Attempt) -> None:
+    """Ask it to stop, and wait until it does so."""
     attempt.stop()
-    return True
+    wait_for("the launcher to be asked", lambda: attempt.state().get("phase") != "Serving", 10, 0.01)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A moment of an attempt: how it is recognised, how the attempt is started for it, and who lives by then."""
+    """A moment of an attempt: how it is recognised, how the attempt is started for it, and who lives by then.
+
+    then: what happens to it between the choice of a victim and its death.
+    """
 
     reached: Callable[[Attempt], bool]
     victims: tuple[str, ...]
     changes: dict[str, Any] = field(default_factory=dict)
+    then: Callable[[Attempt], None] = nothing
 
 
 _ABOVE = ("supervisor", "guard", "launcher", "API server")
@@ -200,7 +207,7 @@ PHASES = {
     "waiting": Phase(in_phase("Standby"), _ENGINE, {"tensor": 4, "standby": True}),
     "loading": Phase(loading, _ALL),
     "serving": Phase(in_phase("Serving"), _ALL),
-    "stopping": Phase(stopping, _ALL),
+    "stopping": Phase(in_phase("Serving"), _ALL, then=stop),
 }
 
 
@@ -265,9 +272,9 @@ class Campaign:
         node = None
         if victim.startswith("raylet"):
             node = LAUNCHER_NODE if "launcher" in victim else WORKER_NODE
-            kill(self._cluster.raylet(node))
-        else:
-            kill(parts(attempt)[victim][-1])
+        pid = parts(attempt)[victim][-1] if node is None else self._cluster.raylet(node)
+        PHASES[phase].then(attempt)
+        kill(pid)
         gone, more = self._watch(attempt)
         faults += more
         try:
@@ -303,16 +310,22 @@ class Campaign:
 
     def _watch(self, attempt: Attempt) -> tuple[float | None, list[str]]:
         """Wait until nothing is left; return after how long, and what is wrong."""
-        started = time.monotonic()
+        started, late = time.monotonic(), ""
         while left := [*attempt.left(), *self._cluster.places(attempt.instance_id, LAUNCHER_NODE)]:
-            if time.monotonic() - started > 60:
-                named = [
-                    f"{item} ({title(int(item.split()[1]))[:60]})" if item.startswith("process") else item
-                    for item in left
-                ]
+            passed = time.monotonic() - started
+            if passed > GONE_SECONDS and not late:
+                late = ", ".join(map(named, left))
+            if passed > 60:
                 for pid in attempt.processes():
                     kill(pid)
-                return None, [f"left after 60 s: {', '.join(named)}"]
+                return None, [f"left after 60 s: {', '.join(map(named, left))}"]
             time.sleep(0.1)
         seconds = time.monotonic() - started
-        return seconds, [f"took {seconds:.1f} s"] if seconds > GONE_SECONDS else []
+        return seconds, [
+            f"took {seconds:.1f} s, for: {late or 'the last look itself'}"
+        ] if seconds > GONE_SECONDS else []
+
+
+def named(item: str) -> str:
+    """Say what process it is that was left."""
+    return f"{item} ({title(int(item.split()[1]))[:60]})" if item.startswith("process") else item

@@ -246,6 +246,13 @@ def test_ranks_in_actors(scenario: Scenarios, unnamed: bool, plugin: bool) -> No
     assert ended.found["upstream_names_ranks"] is not unnamed or not plugin, "our patch stepped aside"
 
 
+def test_groups_of_two_services(scenario: Scenarios) -> None:
+    found = scenario("identity.two_services", plugin=False, instance_ids=["chat-a7", "code-a3"]).found
+    chat, code = found["chat-a7"], found["code-a3"]
+    assert chat[0] != code[0], "both have a group of the name dp_rank_0"
+    assert chat[1:] == code[1:] == ["CREATED", 1]
+
+
 @pair
 @pytest.mark.parametrize("unnamed", [True, False], ids=["vLLM names nothing", "as vLLM 0.21 and newer"])
 def test_elastic_scale(scenario: Scenarios, unnamed: bool, plugin: bool) -> None:

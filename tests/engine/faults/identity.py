@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
 from typing import Any
 
+import device
 from device import connect, engine_config, ids, manager, names, tell, until
 from vllm.v1.executor.abstract import Executor
 
@@ -58,6 +60,34 @@ def elastic_scale() -> None:
     tell(ids=ids(made))
     made.scale_down_elastic_ep(2, 1)
     tell(left_after_scale_down=until(lambda: len(names()) == 1))
+    made.shutdown()
+
+
+def two_services(instance_ids: list[str]) -> None:
+    """Two attempts at once on one cluster; vLLM gives the groups of their ranks the same names, such as dp_rank_0."""
+    context = multiprocessing.get_context("spawn")
+    both_up = context.Barrier(len(instance_ids))
+    services = [context.Process(target=_service, args=(name, both_up)) for name in instance_ids]
+    for service in services:
+        service.start()
+    for service in services:
+        service.join()
+
+
+def _service(instance_id: str, both_up: Any) -> None:
+    import ray
+    from vllm.plugins import load_general_plugins
+
+    from vllm_ray_engine.patches.context import ENVIRONMENT_VARIABLE, Context
+
+    os.environ[ENVIRONMENT_VARIABLE] = Context(instance_id, instance_id).as_json()
+    load_general_plugins()
+    ray.cloudpickle.register_pickle_by_value(device)
+    connect()
+    made, _ = manager(size=1)
+    both_up.wait(120)
+    group = ray.util.get_placement_group("dp_rank_0")
+    tell(**{instance_id: [group.id.hex(), ray.util.placement_group_table(group)["state"], len(ids(made))]})
     made.shutdown()
 
 
