@@ -23,7 +23,7 @@ import pytest
 from vllm_ray_engine.patches.context import ENVIRONMENT_VARIABLE, Context
 
 from .conftest import _package
-from .ray_cluster import HEAD, RayCluster
+from .ray_cluster import HEAD, WORKER, RayCluster
 
 BROKEN = "the worker's model is broken"
 FOREIGN = "ActorHandleNotFoundError"
@@ -247,7 +247,7 @@ def test_ranks_in_actors(scenario: Scenarios, unnamed: bool, plugin: bool) -> No
 
 
 def test_groups_of_two_services(scenario: Scenarios) -> None:
-    found = scenario("identity.two_services", plugin=False, instance_ids=["chat-a7", "code-a3"]).found
+    found = scenario("identity.two_services", plugin=False, nodes={"chat-a7": HEAD, "code-a3": WORKER}).found
     chat, code = found["chat-a7"], found["code-a3"]
     assert chat[0] != code[0], "both have a group of the name dp_rank_0"
     assert chat[1:] == code[1:] == ["CREATED", 1]

@@ -63,29 +63,33 @@ def elastic_scale() -> None:
     made.shutdown()
 
 
-def two_services(instance_ids: list[str]) -> None:
-    """Two attempts at once on one cluster; vLLM gives the groups of their ranks the same names, such as dp_rank_0."""
+def two_services(nodes: dict[str, str]) -> None:
+    """Attempts at once on one cluster, by instance id the node of their first rank.
+
+    vLLM gives the groups of their ranks the same names, such as dp_rank_0.
+    """
     context = multiprocessing.get_context("spawn")
-    both_up = context.Barrier(len(instance_ids))
-    services = [context.Process(target=_service, args=(name, both_up)) for name in instance_ids]
+    all_up = context.Barrier(len(nodes))
+    services = [context.Process(target=_service, args=(*item, all_up)) for item in nodes.items()]
     for service in services:
         service.start()
     for service in services:
         service.join()
 
 
-def _service(instance_id: str, both_up: Any) -> None:
+def _service(instance_id: str, node: str, all_up: Any) -> None:
     import ray
     from vllm.plugins import load_general_plugins
 
     from vllm_ray_engine.patches.context import ENVIRONMENT_VARIABLE, Context
 
     os.environ[ENVIRONMENT_VARIABLE] = Context(instance_id, instance_id).as_json()
+    os.environ["VLLM_HOST_IP"] = node
     load_general_plugins()
     ray.cloudpickle.register_pickle_by_value(device)
     connect()
     made, _ = manager(size=1)
-    both_up.wait(120)
+    all_up.wait(120)
     group = ray.util.get_placement_group("dp_rank_0")
     tell(**{instance_id: [group.id.hex(), ray.util.placement_group_table(group)["state"], len(ids(made))]})
     made.shutdown()
