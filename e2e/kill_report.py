@@ -15,7 +15,9 @@ within 10 seconds: actors, placement group, processes, shared memory, temporary 
 another slot served, and had to keep its processes and answer. Each attempt is the next one of the row before it: that
 it got as far as it did shows that it could start. Each node's process 1 collects no strangers, as in a Ray pod; the
 column *for process 1* names what such a process would have to collect; `sh` and `sleep` are Ray's
-own, a shell that watches the supervisor of each Ray job.
+own, a shell that watches the supervisor of each Ray job. The supervisor and that shell are Ray's too, and hold nothing:
+when they outlive the rest by more than 10 seconds, a remark says so. Ray's supervisor waits until every process that it
+told to stop was collected, at most RAY_JOB_STOP_WAIT_TIME_S (30 here).
 """
 
 
@@ -24,6 +26,7 @@ def cell_row(cell: dict[str, Any]) -> str:
     gone = "**not**" if cell["gone"] is None else f"{cell['gone']:.1f}"
     dead = ", ".join(cell["zombies"]) or "none"
     verdict = f"**fault**: {cell['fault']}" if cell["fault"] else "as it must be"
+    verdict += f"; {cell['remark']}" if cell["remark"] else ""
     texts = [cell["victim"], f"{cell['reached']:.0f}", gone, cell["outcome"], dead, verdict]
     return "| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in texts) + " |"
 

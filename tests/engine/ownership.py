@@ -217,7 +217,7 @@ class Cell:
 
     reached: seconds from the submission to that moment. gone: seconds from the kill until nothing was left, None if
     something stayed. outcome: what the job said last. zombies: what its pod's process 1 would have to collect. fault:
-    what is wrong, empty when all is well.
+    what is wrong, empty when all is well. remark: what is not ours, and worth to know.
     """
 
     phase: str
@@ -227,6 +227,7 @@ class Cell:
     outcome: str
     zombies: tuple[str, ...]
     fault: str
+    remark: str
 
 
 class Bystander:
@@ -277,6 +278,7 @@ class Campaign:
         kill(pid)
         gone, more = self._watch(attempt)
         faults += more
+        remark = self._watch_ray(attempt)
         try:
             result = attempt.wait_ended(30)
             outcome = f"{result['reason']}: {result['message']}"
@@ -291,7 +293,7 @@ class Campaign:
         left = self._cluster.unclaimed() - unclaimed
         faults += [f"left without a name: {', '.join(sorted(left))}"] if left else []
         faults += [fault] if (fault := self._bystander.fault()) else []
-        return Cell(phase, victim, reached, gone, outcome, tuple(dead), "; ".join(faults))
+        return Cell(phase, victim, reached, gone, outcome, tuple(dead), "; ".join(faults), remark)
 
     def _swept(self, phase: str) -> list[str]:
         """Return what is wrong on the node without a launcher, where the next worker sweeps what the last one left."""
@@ -311,7 +313,7 @@ class Campaign:
     def _watch(self, attempt: Attempt) -> tuple[float | None, list[str]]:
         """Wait until nothing is left; return after how long, and what is wrong."""
         started, late = time.monotonic(), ""
-        while left := [*attempt.left(), *self._cluster.places(attempt.instance_id, LAUNCHER_NODE)]:
+        while left := self._left(attempt):
             passed = time.monotonic() - started
             if passed > GONE_SECONDS and not late:
                 late = ", ".join(map(named, left))
@@ -324,6 +326,22 @@ class Campaign:
         return seconds, [
             f"took {seconds:.1f} s, for: {late or 'the last look itself'}"
         ] if seconds > GONE_SECONDS else []
+
+    def _left(self, attempt: Attempt) -> list[str]:
+        own = [item for item in attempt.left() if not named(item).partition("(")[2].startswith(RAYS_OWN)]
+        return [*own, *self._cluster.places(attempt.instance_id, LAUNCHER_NODE)]
+
+    def _watch_ray(self, attempt: Attempt) -> str:
+        """Wait for the end of what Ray itself runs for the job; return a remark if that was long in coming."""
+        started = time.monotonic()
+        wait_for("Ray to end the job", lambda: not attempt.processes(), 60)
+        seconds = time.monotonic() - started
+        return f"Ray's supervisor of the job ended {seconds:.0f} s later" if seconds > GONE_SECONDS else ""
+
+
+RAYS_OWN = ("ray::JobSupervisor", "/bin/sh -c while kill -s 0 ", "sleep 1 ")
+"""A job's supervisor, and the shell that watches it. The supervisor waits, RAY_JOB_STOP_WAIT_TIME_S at most, until each
+process that it told to stop is gone, also where process 1 has yet to collect it. It holds no accelerator."""
 
 
 def named(item: str) -> str:

@@ -10,7 +10,7 @@ from e2e import kill_report
 def cell(phase: str, victim: str = "launcher", **changes: Any) -> dict[str, Any]:
     return {
         "phase": phase, "victim": victim, "reached": 12.3, "gone": 1.26, "outcome": "EngineExited: killed",
-        "zombies": [], "fault": "",
+        "zombies": [], "fault": "", "remark": "",
     } | changes  # fmt: skip
 
 
@@ -22,6 +22,7 @@ def test_rows() -> None:
     assert kill_report.cell_row(bad) == (
         "| launcher | 12 | **not** | EngineExited: killed | guard | **fault**: left: a/b |"
     )
+    assert kill_report.cell_row(cell("serving", remark="it rained")).endswith("| as it must be; it rained |")
 
 
 def test_a_run_replaces_its_own_phases_and_keeps_the_others_in_order() -> None:
