@@ -99,6 +99,9 @@ class FakeRay:
         job = self._dashboard(ray, "job", submission_id).jobs.get(submission_id)
         return job.row if job else None
 
+    async def jobs(self, ray: RayEndpoint) -> tuple[JobRow, ...]:
+        return tuple(job.row for job in self._dashboard(ray, "jobs", "all").jobs.values())
+
     async def job_log_tail(self, ray: RayEndpoint, submission_id: str, limit: int) -> str:
         return self._dashboard(ray, "job_log_tail", submission_id).jobs[submission_id].log[-limit:]
 
@@ -109,12 +112,13 @@ class FakeRay:
         entrypoint: str,
         resources: Mapping[str, float],
         runtime_env: Mapping[str, Any],
+        metadata: Mapping[str, str],
     ) -> None:
         dashboard = self._dashboard(ray, "submit", submission_id)
         if submission_id in dashboard.jobs:
             raise Conflict(f"submission_id {submission_id} already exists", 409, "AlreadyExists")
         missing = [m for m in runtime_env.get("py_modules", ()) if m.removeprefix("gcs://") not in dashboard.packages]
-        row = JobRow(submission_id, "PENDING", "waiting for resources", None, None)
+        row = JobRow(submission_id, "PENDING", "waiting for resources", None, None, dict(metadata))
         if missing:
             row = replace(row, status="FAILED", message=f"runtime_env setup failed: {missing}")
         dashboard.jobs[submission_id] = FakeJob(row, entrypoint, dict(resources), dict(runtime_env))

@@ -172,7 +172,9 @@ class _Executor:
             if not await ray.has_package(dashboard, package.name):
                 raise ApiError(f"the Ray dashboard at {dashboard.url} took the engine package but does not have it")
         runtime_env = {"py_modules": [package.uri], "env_vars": dict(action.environment)}
-        await ray.submit(dashboard, action.submission_id, action.entrypoint, action.resources, runtime_env)
+        await ray.submit(
+            dashboard, action.submission_id, action.entrypoint, action.resources, runtime_env, action.metadata
+        )
 
     async def _stop(self, action: StopJob) -> None:
         async with self._ray_calls:

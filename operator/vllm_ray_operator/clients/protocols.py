@@ -146,6 +146,7 @@ class JobRow:
     message: str
     job_id: str | None
     driver_ip: str | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,10 @@ class Ray(Protocol):
         """Return the submission; None if Ray answered that it does not know it."""
         ...
 
+    async def jobs(self, ray: RayEndpoint) -> tuple[JobRow, ...]:
+        """Return all submissions since the head started, whoever made them."""
+        ...
+
     async def job_log_tail(self, ray: RayEndpoint, submission_id: str, limit: int) -> str:
         """Return the last ``limit`` characters of the submission's log."""
         ...
@@ -174,6 +179,7 @@ class Ray(Protocol):
         entrypoint: str,
         resources: Mapping[str, float],
         runtime_env: Mapping[str, Any],
+        metadata: Mapping[str, str],
     ) -> None:
         """Submit a job. A submission id in use raises Conflict."""
         ...

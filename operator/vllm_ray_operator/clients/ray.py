@@ -69,6 +69,19 @@ class RayClient(SessionHolder):
             raise _unexpected(ray, answer)
         return _job_row(body)
 
+    async def jobs(self, ray: RayEndpoint) -> tuple[JobRow, ...]:
+        """Return all submissions. Ray answers with all or with an error: nothing limits the list, or cuts it off."""
+        answer = await self._call(ray, "GET", "/api/jobs/")
+        try:
+            rows = answer.json() if answer.status == 200 else None
+            # Programs that opened a Ray job of their own, without being submitted, are listed too.
+            listed = [row for row in rows if row["type"] == "SUBMISSION"] if isinstance(rows, list) else None
+            if listed is None or any(row["status"] not in JOB_STATES for row in listed):
+                raise _unexpected(ray, answer)
+            return tuple(_job_row(row) for row in listed)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unexpected(ray, answer) from error
+
     async def job_log_tail(self, ray: RayEndpoint, submission_id: str, limit: int) -> str:
         """Return the end of the submission's log, "" if there is none yet.
 
@@ -96,6 +109,7 @@ class RayClient(SessionHolder):
         entrypoint: str,
         resources: Mapping[str, float],
         runtime_env: Mapping[str, Any],
+        metadata: Mapping[str, str],
     ) -> None:
         """Submit a job."""
         body = {
@@ -103,6 +117,7 @@ class RayClient(SessionHolder):
             "entrypoint": entrypoint,
             "entrypoint_resources": dict(resources),
             "runtime_env": dict(runtime_env),
+            "metadata": dict(metadata),
         }
         answer = await self._call(ray, "POST", "/api/jobs/", body=body)
         if answer.status == 200:
@@ -254,6 +269,7 @@ def _job_row(body: Mapping[str, Any]) -> JobRow:
         message=body.get("message") or "",
         job_id=body.get("job_id"),
         driver_ip=agent or driver.get("node_ip_address"),
+        metadata={key: value for key, value in (body.get("metadata") or {}).items() if isinstance(value, str)},
     )
 
 

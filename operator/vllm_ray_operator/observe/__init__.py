@@ -9,7 +9,8 @@ from vllm_ray_operator.clients.bundle import Clients, Key, Observation
 from vllm_ray_operator.clients.problems import KUBERAY_MISSING
 from vllm_ray_operator.observe import engine, kube, ray
 from vllm_ray_operator.observe.limit import Limit
-from vllm_ray_operator.plan.world import Cluster, Problem, World
+from vllm_ray_operator.plan import submissions
+from vllm_ray_operator.plan.world import Cluster, Problem, Submission, World
 
 __all__ = ["observe"]
 
@@ -31,7 +32,8 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     limit = Limit(CONCURRENT_READS)
     access = await ray.find_dashboards(clients, key.namespace, objects.clusters, objects.token_secrets, limit)
     attempts = [attempt for replica in objects.deployment.status.replicas for attempt in replica.attempts]
-    seen = await ray.read_attempts(clients.ray, access.endpoints, attempts, limit)
+    lists = submissions.are_needed(objects.deployment)
+    seen = await ray.read_attempts(clients.ray, access.endpoints, attempts, limit, lists=lists)
     seen = await ray.distrust_after_restart(clients.kube, key.namespace, objects.clusters, seen, limit)
     endpoints = engine.endpoints(seen.views, attempts, access.endpoints)
     states = await engine.read_states(clients.engine, endpoints, limit)
@@ -39,7 +41,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     world = World(
         deployment=objects.deployment,
         revisions=objects.revisions,
-        clusters=tuple(_with_errors(objects.clusters, access.errors, seen.errors)),
+        clusters=tuple(_with_word_of_ray(objects.clusters, seen.submissions, access.errors, seen.errors)),
         clusters_known=KUBERAY_MISSING not in objects.problems,
         services=objects.services,
         endpoint_slices=objects.endpoint_slices,
@@ -50,7 +52,9 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     return Observation(world=world, ray=access.endpoints, engines=endpoints)
 
 
-def _with_errors(clusters: Iterable[Cluster], *errors: Mapping[str, str]) -> Iterable[Cluster]:
+def _with_word_of_ray(
+    clusters: Iterable[Cluster], listed: Mapping[str, tuple[Submission, ...]], *errors: Mapping[str, str]
+) -> Iterable[Cluster]:
     for cluster in clusters:
         error = next((e[cluster.name] for e in errors if cluster.name in e), "")
-        yield replace(cluster, ray_error=error) if error else cluster
+        yield replace(cluster, ray_error=error, submissions=listed.get(cluster.name))

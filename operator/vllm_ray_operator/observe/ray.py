@@ -24,7 +24,7 @@ from vllm_ray_operator.clients.protocols import (
 from vllm_ray_operator.observe.kube import parse_pod
 from vllm_ray_operator.observe.limit import Limit
 from vllm_ray_operator.observe.words import MAX_MESSAGE_CHARACTERS, cut
-from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Leftovers, Pod, Problem
+from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Leftovers, Pod, Problem, Submission
 
 # Where KubeRay puts the token in its Secret.
 TOKEN_KEY = "auth_token"  # noqa: S105 - the name of a key
@@ -52,6 +52,7 @@ class Seen:
     views: Mapping[str, AttemptView]
     errors: Mapping[str, str]
     clusters: Mapping[str, str]  # instance id to RayCluster
+    submissions: Mapping[str, tuple[Submission, ...]]  # by RayCluster, as far as they were asked for and answered
 
 
 async def find_dashboards(
@@ -94,9 +95,12 @@ async def _with_token(kube: Kube, namespace: str, name: str, endpoint: RayEndpoi
 
 
 async def read_attempts(
-    ray: Ray, endpoints: Mapping[str, RayEndpoint], attempts: Sequence[Attempt], limit: Limit
+    ray: Ray, endpoints: Mapping[str, RayEndpoint], attempts: Sequence[Attempt], limit: Limit, *, lists: bool
 ) -> Seen:
-    """Return what Ray says of every attempt. One on a cluster that cannot be asked has no known job."""
+    """Return what Ray says of every attempt. One on a cluster that cannot be asked has no known job.
+
+    ``lists``: also what other submissions it knows.
+    """
     views = {attempt.instance_id: AttemptView(job=None) for attempt in attempts}
     errors: dict[str, str] = {}
     silent: set[str] = set()
@@ -112,19 +116,30 @@ async def read_attempts(
                 if error.status is None:
                     silent.add(cluster)
 
+    submissions: dict[str, tuple[Submission, ...]] = {}
+
+    async def read_list(cluster: str) -> None:
+        try:
+            rows = await ray.jobs(endpoints[cluster])
+            submissions[cluster] = tuple(Submission(row.submission_id, row.status, row.metadata) for row in rows)
+        except ApiError as error:
+            errors.setdefault(cluster, str(error))
+
     await limit.gather(read(attempt) for attempt in attempts)
-    return Seen(views, errors, {attempt.instance_id: attempt.ray_cluster for attempt in attempts})
+    await limit.gather(read_list(cluster) for cluster in endpoints if lists and cluster not in silent)
+    return Seen(views, errors, {attempt.instance_id: attempt.ray_cluster for attempt in attempts}, submissions)
 
 
 async def distrust_after_restart(
     kube: Kube, namespace: str, clusters: Sequence[Cluster], seen: Seen, limit: Limit
 ) -> Seen:
-    """Forget every absence that a head told which is not the one that was seen first.
+    """Forget every absence, and every list, that a head told which is not the one that was seen first.
 
     The pods were read before Ray was asked. A head that restarted in between knows nothing of older jobs and actors,
     which may still hold accelerators: its "there is none" proves nothing about the attempt of the earlier head.
     """
     doubtful = {seen.clusters[instance] for instance, view in seen.views.items() if _claims_absence(view)}
+    doubtful |= seen.submissions.keys()
     heads = [(c.name, c.head) for c in clusters if c.name in doubtful and c.head is not None]
     same = await limit.gather(_lives_on(kube, namespace, head) for _, head in heads)
     changed = {name for (name, _), lives in zip(heads, same, strict=True) if not lives}
@@ -134,7 +149,8 @@ async def distrust_after_restart(
         instance: AttemptView(job=None) if seen.clusters[instance] in changed and _claims_absence(view) else view
         for instance, view in seen.views.items()
     }
-    return replace(seen, views=views)
+    submissions = {cluster: listed for cluster, listed in seen.submissions.items() if cluster not in changed}
+    return replace(seen, views=views, submissions=submissions)
 
 
 async def _read_attempt(ray: Ray, endpoint: RayEndpoint, attempt: Attempt) -> tuple[AttemptView, ApiError | None]:

@@ -57,6 +57,7 @@ class SubmitJob:
     entrypoint: str
     resources: Mapping[str, float]
     environment: Mapping[str, str]
+    metadata: Mapping[str, str]
 
 
 @dataclass(frozen=True)

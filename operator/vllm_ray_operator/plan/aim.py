@@ -12,6 +12,7 @@ from vllm_ray_operator.plan.actions import Action
 from vllm_ray_operator.plan.raycluster import ResolvedCluster
 from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine, ray_cluster
 from vllm_ray_operator.plan.roster import Roster
+from vllm_ray_operator.plan.submissions import Census
 from vllm_ray_operator.plan.world import AttemptView, World
 
 
@@ -27,13 +28,15 @@ class Home:
 class Aim:
     """What the deployment's replicas are to be, and the world they are in.
 
-    ``roster``: which replicas there are to be. ``clusters``, ``engines``: the stored revisions that replicas are on, by
-    name. ``held``: the roll is paused or stalled, so that a replica which was not taken yet starts again as it was.
+    ``roster``: which replicas there are to be. ``census``: what Ray's lists say. ``clusters``, ``engines``: the stored
+    revisions that replicas are on, by name. ``held``: the roll is paused or stalled, so that a replica which was not
+    taken yet starts again as it was.
     """
 
     world: World
     now: datetime
     roster: Roster
+    census: Census
     cluster: Chosen[ResolvedCluster]
     clusters: Mapping[str, Chosen[ResolvedCluster]]
     engine: Chosen[ResolvedEngine]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from vllm_ray_operator.api.status import Attempt
-from vllm_ray_operator.plan import names
+from vllm_ray_operator.plan import names, submissions
 from vllm_ray_operator.plan.actions import SubmitJob
 from vllm_ray_operator.plan.revision import ResolvedEngine
 from vllm_ray_operator.plan.world import Deployment
@@ -58,6 +58,7 @@ def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: R
         entrypoint=ENTRYPOINT,
         resources={names.driver_resource(replica): 1},
         environment=environment,
+        metadata=submissions.metadata(deployment, replica, attempt),
     )
 
 

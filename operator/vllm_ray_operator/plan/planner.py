@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import clusters, names, revision, rollout, roster, status, traffic
+from vllm_ray_operator.plan import adoption, clusters, names, revision, rollout, roster, status, submissions, traffic
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
 from vllm_ray_operator.plan.aim import Aim
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
@@ -45,14 +45,16 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     if target is None or not world.clusters_known:
         return _report(world, now, unsaved)
     cluster, engine = target
-    counter = _Counter(stored.last_attempt)
+    census = submissions.count(world)
+    counter = _Counter(stored.last_attempt if census.unknown else max(stored.last_attempt, census.highest))
     held = rollout.is_held(world, cluster.name, engine.name)
     kept = revision.clusters(world), revision.engines(world)
     limits = rollout.limits(spec.rollout, spec.replicas)
     chosen = roster.choose(world, rollout.surge(world, limits.surge))
-    aim = Aim(world, now, chosen, cluster, kept[0], engine, kept[1], held, counter.take, new_nonce)
+    aim = Aim(world, now, chosen, census, cluster, kept[0], engine, kept[1], held, counter.take, new_nonce)
 
-    drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen)]
+    drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen, census)]
+    counter.value = max(counter.value, adoption.adopt(aim, drafts))
     rollout.take(aim, drafts, limits)
     staying = chosen.asked | chosen.running
     replicas = [d.status for d in drafts if d.status.index in staying or d.status.attempts]
@@ -72,9 +74,10 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     return Plan(after, (*actions, *news), min(wakes, default=None))
 
 
-def _records(world: World, chosen: roster.Roster) -> list[ReplicaStatus]:
+def _records(world: World, chosen: roster.Roster, census: submissions.Census) -> list[ReplicaStatus]:
     """Return what is known of the replicas that are there or are to be."""
-    known = {r.index: r for r in world.deployment.status.replicas}
+    known = {one.replica: ReplicaStatus(index=one.replica) for one in census.unknown}
+    known |= {r.index: r for r in world.deployment.status.replicas}
     for index in chosen.asked | chosen.surge:
         record, surge = known.get(index, ReplicaStatus(index=index)), index in chosen.surge
         known[index] = record if record.surge == surge else record.model_copy(update={"surge": surge})

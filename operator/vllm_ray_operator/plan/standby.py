@@ -7,8 +7,8 @@ never hold them at once, and the replica is away only for what is left to load.
 from __future__ import annotations
 
 from vllm_ray_operator.api.status import Attempt, Failure, Fence, ReplicaStatus
+from vllm_ray_operator.plan import adoption, engine_job, fence, starting, stopping
 from vllm_ray_operator.plan import attempt as attempts
-from vllm_ray_operator.plan import engine_job, fence, starting, stopping
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 
@@ -28,7 +28,8 @@ def prepare(aim: Aim, draft: Draft) -> bool:
     replica = draft.status
     home = aim.home(replica)
     cluster = aim.world.cluster(home.name)
-    if starting.start_obstacle(cluster, replica.index, home.revision.resolved.pods_per_slot):
+    pods = home.revision.resolved.pods_per_slot
+    if starting.start_obstacle(cluster, replica.index, pods) or adoption.obstacle(aim, cluster):
         return False
     if cluster is None or cluster.head is None or replica.attempt is None:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_ray_operator.api.status import Attempt, Rank, ReplicaStatus, Session
-from vllm_ray_operator.plan import fence, identity, names
+from vllm_ray_operator.plan import adoption, fence, identity, names
 from vllm_ray_operator.plan.actions import Delete, Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.world import Cluster, Pod
@@ -27,7 +27,8 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         return
     home = aim.home(status)
     cluster = aim.world.cluster(home.name)
-    obstacle = start_obstacle(cluster, status.index, home.revision.resolved.pods_per_slot)
+    pods = home.revision.resolved.pods_per_slot
+    obstacle = start_obstacle(cluster, status.index, pods) or adoption.obstacle(aim, cluster)
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
         if cluster is not None:

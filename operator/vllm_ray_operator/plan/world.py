@@ -64,6 +64,15 @@ def _by_group(pods: Iterable[Pod]) -> Mapping[str, tuple[Pod, ...]]:
 
 
 @dataclass(frozen=True)
+class Submission:
+    """A submission in Ray's list, whoever made it."""
+
+    id: str
+    status: JobStatus
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A RayCluster of ours. ``head_ready`` is KubeRay's HeadPodReady, never its sticky ``state``."""
 
@@ -77,6 +86,7 @@ class Cluster:
     pods: tuple[Pod, ...]
     problem: str = ""  # what KubeRay reports, such as a failed pod creation
     ray_error: str = ""  # why its dashboard could not be read ("" when it was)
+    submissions: tuple[Submission, ...] | None = None  # all that Ray knows; None when not asked for or not answered
 
     @cached_property
     def head(self) -> Pod | None:

@@ -84,7 +84,7 @@ def manifest(resource: Resource, name: str, **fields: Any) -> dict[str, Any]:
 
 
 def submit(submission_id: str = ID, cluster: str = CLUSTER) -> SubmitJob:
-    return SubmitJob(cluster, submission_id, "exec x", {"vd-driver-0": 1}, {"A": "b"})
+    return SubmitJob(cluster, submission_id, "exec x", {"vd-driver-0": 1}, {"A": "b"}, {"whose": "ours"})
 
 
 CREATE_CLUSTER = Create(manifest(RAY_CLUSTERS, CLUSTER, spec={"a": 1}))
@@ -177,6 +177,7 @@ async def test_a_job_is_submitted_with_the_engine_package(lab: Lab) -> None:
     package = engine_package.installed()
     job = lab.dashboard.jobs[ID]
     assert (job.entrypoint, job.resources) == ("exec x", {"vd-driver-0": 1})
+    assert job.row.metadata == {"whose": "ours"}
     assert job.runtime_env == {"py_modules": [f"gcs://{package.name}"], "env_vars": {"A": "b"}}
     assert lab.dashboard.packages == {package.name: package.content}
     assert [method for method, _ in lab.ray.calls] == ["has_package", "put_package", "has_package", "submit"]

@@ -119,8 +119,9 @@ def endpoint(served: Served) -> RayEndpoint:
 Call = Callable[[RayClient, RayEndpoint], Awaitable[Any]]
 CALLS: dict[str, Call] = {
     "job": lambda ray, endpoint: ray.job(endpoint, ID),
+    "jobs": lambda ray, endpoint: ray.jobs(endpoint),
     "job_log_tail": lambda ray, endpoint: ray.job_log_tail(endpoint, ID, 100),
-    "submit": lambda ray, endpoint: ray.submit(endpoint, ID, "exec true", {}, {}),
+    "submit": lambda ray, endpoint: ray.submit(endpoint, ID, "exec true", {}, {}, {}),
     "stop": lambda ray, endpoint: ray.stop(endpoint, ID),
     "has_package": lambda ray, endpoint: ray.has_package(endpoint, PACKAGE),
     "put_package": lambda ray, endpoint: ray.put_package(endpoint, PACKAGE, b"x"),
@@ -150,7 +151,8 @@ async def test_an_error_that_is_not_about_what_was_asked(
 
 
 # Nothing in the answer to a PUT is Ray's own: it is the GET that follows which tells.
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"put_package"}))
+# An empty list of submissions is one.
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"put_package", "jobs"}))
 @pytest.mark.parametrize(
     "text", [pytest.param(PROXY_PAGE, id="a sign-in page"), pytest.param("[]", id="JSON that is no object")]
 )
@@ -299,15 +301,52 @@ async def test_no_log_yet(ray: RayClient, endpoint: RayEndpoint, served: Served,
     assert await ray.job_log_tail(endpoint, ID, 10) == ""
 
 
+# A program that opened a Ray job by itself, and how it stands in the list (Ray 2.60, utils.get_driver_jobs).
+NOT_SUBMITTED = {**PENDING, "type": "DRIVER", "job_id": "01000000", "submission_id": None, "status": "SUCCEEDED"}
+
+
+async def test_all_submissions(ray: RayClient, endpoint: RayEndpoint, served: Served) -> None:
+    other = {**PENDING, "submission_id": "raysubmit_x", "metadata": {"whose": "theirs"}}
+    served.answers(web.json_response([RUNNING, other, NOT_SUBMITTED]))
+    rows = await ray.jobs(endpoint)
+    assert (served.last.method, served.last.path) == ("GET", "/api/jobs/")
+    assert [(row.submission_id, row.status, row.metadata) for row in rows] == [
+        (ID, "RUNNING", {}),
+        ("raysubmit_x", "PENDING", {"whose": "theirs"}),
+    ]
+
+
+async def test_no_submission(ray: RayClient, endpoint: RayEndpoint, served: Served) -> None:
+    served.answers(web.json_response([NOT_SUBMITTED]))
+    assert await ray.jobs(endpoint) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(PROXY_PAGE, id="a sign-in page"),
+        pytest.param("{}", id="no list"),
+        pytest.param("[1]", id="a list of something else"),
+        pytest.param(json.dumps([PENDING])[:-9], id="cut off"),
+        pytest.param(json.dumps([{**PENDING, "status": "RESTING"}]), id="a status that is none"),
+    ],
+)
+async def test_a_list_that_is_not_whole(ray: RayClient, endpoint: RayEndpoint, served: Served, text: str) -> None:
+    served.answers(web.Response(text=text))
+    await _is_unexpected(ray.jobs(endpoint))
+
+
 async def test_submit(ray: RayClient, endpoint: RayEndpoint, served: Served) -> None:
     served.answers(web.json_response({"job_id": ID, "submission_id": ID}))
-    await ray.submit(endpoint, ID, "exec python3 -m x", {"vd-driver-0": 1}, {"env_vars": {"A": "b"}})
+    runtime_env = {"env_vars": {"A": "b"}}
+    await ray.submit(endpoint, ID, "exec python3 -m x", {"vd-driver-0": 1}, runtime_env, {"whose": "ours"})
     assert (served.last.method, served.last.path) == ("POST", "/api/jobs/")
     assert json.loads(served.last.body) == {
         "submission_id": ID,
         "entrypoint": "exec python3 -m x",
         "entrypoint_resources": {"vd-driver-0": 1},
         "runtime_env": {"env_vars": {"A": "b"}},
+        "metadata": {"whose": "ours"},
     }
 
 
@@ -324,7 +363,7 @@ async def test_submit_refused(
 ) -> None:
     served.answers(web.Response(status=status, text=text))
     with pytest.raises(ApiError, match=words) as caught:
-        await ray.submit(endpoint, ID, "exec true", {}, {})
+        await ray.submit(endpoint, ID, "exec true", {}, {}, {})
     assert type(caught.value) is kind
     assert "Traceback" not in str(caught.value)
 

@@ -26,6 +26,7 @@ from vllm_ray_operator.clients.protocols import (
     ApiError,
     EngineEndpoint,
     Forbidden,
+    JobRow,
     RayEndpoint,
 )
 from vllm_ray_operator.observe import kube as observe_kube
@@ -34,7 +35,7 @@ from vllm_ray_operator.observe.engine import parse_state
 from vllm_ray_operator.observe.ray import last_words
 from vllm_ray_operator.observe.words import MAX_MESSAGE_CHARACTERS
 from vllm_ray_operator.plan import names
-from vllm_ray_operator.plan.world import AttemptView, EngineState, Job, Leftovers, Problem
+from vllm_ray_operator.plan.world import AttemptView, EngineState, Job, Leftovers, Problem, Submission
 
 KEY = Key("default", "chat")
 ID = "chat-1a2b3c4d-a7-x9k2q1"
@@ -102,7 +103,7 @@ class Lab:
         return self.ray.dashboards[URL]
 
     async def submit(self) -> None:
-        await self.ray.submit(RayEndpoint(URL, self.dashboard.token), ID, "exec x", {}, {})
+        await self.ray.submit(RayEndpoint(URL, self.dashboard.token), ID, "exec x", {}, {}, {})
 
     async def see(self, *problems: Problem) -> Observation:
         seen = await observe(KEY, self.clients, problems)
@@ -304,6 +305,58 @@ async def test_a_job_that_ray_does_not_know(lab: Lab) -> None:
     assert await lab.view() == AttemptView(job="absent")
 
 
+async def test_at_rest_ray_is_not_asked_for_all_submissions(lab: Lab) -> None:
+    await lab.submit()
+    cluster = (await lab.see()).world.cluster(CLUSTER)
+    assert cluster is not None
+    assert cluster.submissions is None
+    assert ("jobs", "all") not in lab.ray.calls
+
+
+@pytest.mark.parametrize(
+    ("status", "spec"),
+    [
+        ({}, {}),
+        ({"replicas": [{"index": 0, "phase": "Backoff"}]}, {}),
+        ({"replicas": [{"index": 0, "phase": "Ready", "attempt": attempt()}]}, {"replicas": 2}),
+    ],
+    ids=["no status", "one that starts again", "one more"],
+)
+async def test_all_submissions_when_an_attempt_may_begin(
+    lab: Lab, status: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    lab.put(status, {"model": {"uri": "file:///m"}, **spec})
+    await lab.ray.submit(RayEndpoint(URL, lab.dashboard.token), "other", "exec x", {}, {}, {"a": "b"})
+    cluster = (await lab.see()).world.cluster(CLUSTER)
+    assert cluster is not None
+    assert cluster.submissions == (Submission("other", "PENDING", {"a": "b"}),)
+
+
+async def test_a_list_of_a_dashboard_that_does_not_answer(lab: Lab) -> None:
+    lab.put({})
+    lab.dashboard.error = UNREACHABLE
+    cluster = (await lab.see()).world.cluster(CLUSTER)
+    assert cluster is not None
+    assert cluster.submissions is None
+    assert cluster.ray_error == str(UNREACHABLE)
+
+
+async def test_a_list_of_a_head_that_has_restarted_since_it_was_seen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know what an earlier life of it started."""
+
+    async def restart(_: RayEndpoint) -> tuple[JobRow, ...]:
+        (head,) = (p for p in lab.kube.objects(PODS) if p["metadata"]["labels"]["ray.io/node-type"] == "head")
+        head["status"]["containerStatuses"][0]["restartCount"] += 1
+        lab.kube.put(PODS, head)
+        return ()
+
+    lab.put({})
+    monkeypatch.setattr(lab.ray, "jobs", restart)
+    cluster = (await lab.see()).world.cluster(CLUSTER)
+    assert cluster is not None
+    assert cluster.submissions is None
+
+
 async def test_a_pending_job_has_no_launcher(lab: Lab) -> None:
     await lab.submit()
     seen = await lab.see()
@@ -330,7 +383,7 @@ async def test_a_standby_is_asked_at_a_port_of_its_own(lab: Lab) -> None:
     waiting = attempt(number=8, instanceId=standby, turn=1, standby=True)
     lab.put({"replicas": [{"index": 0, "phase": "Ready", "attempt": attempt(), "standby": waiting}]})
     for instance in (ID, standby):
-        await lab.ray.submit(RayEndpoint(URL, lab.dashboard.token), instance, "exec x", {}, {})
+        await lab.ray.submit(RayEndpoint(URL, lab.dashboard.token), instance, "exec x", {}, {}, {})
         lab.dashboard.run(instance, WORKER_IP)
     launcher = lab.engine.start(WORKER_IP, 8071, standby, f"token-of-{CLUSTER}")
     launcher.serve()

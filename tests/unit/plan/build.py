@@ -135,6 +135,7 @@ def cluster(
         "head_ready": True,
         "groups": tuple(groups),
         "pods": tuple(pods),
+        "submissions": (),
     }
     return Cluster(**{**values, **rest})
 

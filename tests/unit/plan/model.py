@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.unit.plan import build
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import engine_job, names, planner, stopping
+from vllm_ray_operator.plan import engine_job, names, planner, stopping, submissions
 from vllm_ray_operator.plan import world as seen
 from vllm_ray_operator.plan.actions import (
     Action,
@@ -76,6 +76,7 @@ class Job:
     stopping: bool = False
     waits: bool = False  # a standby: no accelerators and no actors yet, nothing that could hang
     imported_at: float = 0.0
+    metadata: Mapping[str, str] = field(default_factory=dict)
     deaf: bool = False  # ignores stops
     leaks: bool = False  # its processes outlive it
     driver: Pod | None = None
@@ -122,6 +123,7 @@ class World:
         self.log: list[str] = []
         self.ids: dict[str, int] = {}  # instance ids ever written down, with their numbers
         self.used: set[str] = set()
+        self.restored = False  # an older status was put in the place of the newest
         self._serial = 0
         self.deleted_uids: list[str] = []
 
@@ -259,6 +261,10 @@ class World:
         if pod.gone_at is None:
             pod.gone_at = self.time + self.random.choice((1, 10, 30, 120))
 
+    def restore(self, status: VLLMDeploymentStatus) -> None:
+        """The API server comes back with an older status. Nothing is on its way to Ray by then."""
+        self.restored, self.status, self.late = True, status, []
+
     # -- the operator ----------------------------------------------------------------------------------------------
 
     def observe(self) -> seen.World:
@@ -286,7 +292,13 @@ class World:
             groups=tuple(cluster.groups),
             pods=tuple(self._see_pod(p) for p in self.pods.values() if p.cluster == cluster.name),
             ray_error="Ray does not answer" if head_ready and self.ray(cluster) is None else "",
+            submissions=self._list(cluster),
         )
+
+    def _list(self, cluster: RayCluster) -> tuple[seen.Submission, ...] | None:
+        if self.ray(cluster) is None or not submissions.are_needed(build.deployment(self.raw, self.status)):
+            return None
+        return tuple(seen.Submission(j.id, j.status, j.metadata) for j in self.known(cluster).values())
 
     def _see_pod(self, pod: Pod) -> seen.Pod:
         return seen.Pod(
@@ -332,9 +344,13 @@ class World:
         assert self.status == plan.status, "a status changes on its way through the API server"
         assert self.status.last_attempt >= before.last_attempt, "I1: the counter went back"
         known = {a.instance_id for a in written(before)}
-        highest = max(self.ids.values(), default=0)
+        # What was written down only in a status that is lost was never begun.
+        highest = max((n for i, n in self.ids.items() if not self.restored or i in self.used), default=0)
         for replica in self.status.replicas:
             for attempt in (a for a in replica.attempts if a.instance_id not in known):
+                if attempt.stop is not None and attempt.stop.reason == "UnknownAttempt":
+                    assert self.restored, f"{attempt.instance_id} was known"
+                    continue
                 assert not self.raw.get("suspend"), f"{attempt.instance_id} is begun while suspended"
                 assert attempt.instance_id not in self.ids, f"I1: {attempt.instance_id} came again"
                 assert attempt.number > highest, f"I1: number {attempt.number} is not new"
@@ -469,7 +485,7 @@ class World:
         (resource,) = action.resources
         replica = int(resource.rpartition("-")[2])
         start_at = self.time + self.random.choice((0, 2, 10, 60))
-        job = Job(submission_id, replica, head.life, self.time, start_at)
+        job = Job(submission_id, replica, head.life, self.time, start_at, metadata=action.metadata)
         job.waits = json.loads(action.environment[engine_job.CONFIG_VARIABLE])["standby"]
         job.deaf, job.leaks = self.random.random() < 0.15, self.random.random() < 0.2
         self.records[head.life, submission_id] = job

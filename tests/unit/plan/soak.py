@@ -19,16 +19,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
     parser.add_argument("--seeds", type=int, default=20000, help="how many")
+    parser.add_argument("--backups", action="store_true", help="schedules in which older statuses are restored")
     parser.add_argument("--show", type=int, help="run this seed only, with its log")
     options = parser.parse_args()
     if options.show is not None:
-        print(*run(options.show).log, sep="\n")
+        print(*run(options.show, backups=options.backups).log, sep="\n")
         return 0
     failed, begin = 0, time.monotonic()
     for done, seed in enumerate(range(options.first, options.first + options.seeds), start=1):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                run(seed)
+                run(seed, backups=options.backups)
         except Exception as error:
             failed += 1
             print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.unit.plan import build
 from tests.unit.plan.model import EPOCH, Refused, World, written
+from vllm_ray_operator.api.status import VLLMDeploymentStatus
 from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.actions import SubmitJob
 
@@ -64,7 +65,7 @@ def one_pass(world: World, faults: Sequence[str] = ()) -> bool:
             world.execute(action, observed, late=late)
         except Refused:
             world.note("  refused")
-    if not slow:
+    if not slow and world.status.engine_revision is not None:  # else nothing was concluded of what there is
         world.check_traffic()
     return at_rest
 
@@ -297,7 +298,23 @@ def moving(world: World) -> bool:
     return changing or desired != there or any(c.gone_at is not None for c in world.clusters.values())
 
 
-def run(seed: int) -> World:
+# Not those with which Ray itself forgets, or whose pods outlive their RayCluster: then nobody knows what ran.
+WHILE_RAY_KNOWS = (
+    "a job dies",
+    "worker pod deleted",
+    "worker container restarts",
+    "Ray is silent",
+    "State API is partial",
+    "launchers are silent",
+    "scaled",
+    "engine changed",
+    "restart asked for",
+    "paused or resumed",
+)
+
+
+def run(seed: int, *, backups: bool = False) -> World:
+    """Play one schedule. ``backups``: now and then the status is replaced by an older one, or by none."""
     random = Random(seed)  # noqa: S311 - a schedule, not a secret
     raw = build.spec_with(
         replicas=random.randrange(1, 4),
@@ -308,9 +325,15 @@ def run(seed: int) -> World:
     world = World(random, raw)
     try:
         # A few kinds of faults at a time go deeper than all of them at once.
-        faults, rate = random.sample(list(FAULTS), 4), random.choice((0.1, 0.3, 0.6))
+        among = list(WHILE_RAY_KNOWS) if backups else list(FAULTS)
+        faults, rate = random.sample(among, 4), random.choice((0.1, 0.3, 0.6))
+        older = [world.status]
         for _ in range(STEPS):
             one_pass(world, faults)
+            older.append(world.status)
+            if backups and random.random() < 0.05:
+                world.note("! an older status is restored")
+                world.restore(random.choice((VLLMDeploymentStatus(), random.choice(older))))
             if random.random() < rate:
                 break_something(world, faults)
             world.advance(random.choice((0.0, 0.0, 1.0, 3.0, 10.0, 20.0, 70.0)))
@@ -319,6 +342,11 @@ def run(seed: int) -> World:
         print(f"seed {seed}, from {EPOCH}", *world.log, sep="\n")
         raise
     return world
+
+
+@pytest.mark.parametrize("seed", range(SCHEDULES // 2))
+def test_with_a_status_from_a_backup(seed: int) -> None:
+    run(seed, backups=True)
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
