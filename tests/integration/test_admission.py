@@ -220,6 +220,18 @@ BAD: dict[str, tuple[Object, str, str]] = {
         "must not both be true",
     ),
     "more than all": ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable", "should match"),
+    "a surge of more than all": ({"rollout": {"maxSurge": "150%"}}, "spec.rollout.maxSurge", "should match"),
+    "a share below none": ({"rollout": {"maxUnavailable": "-1%"}}, "spec.rollout.maxUnavailable", "should match"),
+    "more than there can be": (
+        {"rollout": {"maxSurge": 257}},
+        "spec.rollout.maxSurge",
+        "should be less than or equal to 256",
+    ),
+    "none in two spellings": (
+        {"rollout": {"maxUnavailable": 0, "maxSurge": "0%"}},
+        "spec.rollout.maxUnavailable",
+        "must not both be 0",
+    ),
     "a share without its sign": ({"rollout": {"maxSurge": "25"}}, "spec.rollout.maxSurge", "should match"),
     "less than none": (
         {"rollout": {"maxUnavailable": -1}},

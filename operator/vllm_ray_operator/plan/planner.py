@@ -7,7 +7,18 @@ from dataclasses import replace
 from datetime import datetime
 
 from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import adoption, clusters, names, revision, rollout, roster, status, submissions, traffic
+from vllm_ray_operator.plan import (
+    adoption,
+    clusters,
+    names,
+    raycluster,
+    revision,
+    rollout,
+    roster,
+    status,
+    submissions,
+    traffic,
+)
 from vllm_ray_operator.plan.actions import Action, Create, Delete, Plan
 from vllm_ray_operator.plan.aim import Aim
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable
@@ -49,8 +60,12 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     counter = _Counter(stored.last_attempt if census.unknown else max(stored.last_attempt, census.highest))
     held = rollout.is_held(world, cluster.name, engine.name)
     kept = revision.clusters(world), revision.engines(world)
-    limits = rollout.limits(spec.rollout, spec.replicas)
-    chosen = roster.choose(world, rollout.surge(world, limits.surge))
+    room = raycluster.capacity(deployment, cluster.name, cluster.resolved)
+    count = min(spec.replicas, room)
+    if count < spec.replicas:
+        world = replace(world, problems=(_too_many(spec.replicas, room), *world.problems))
+    limits = rollout.limits(spec.rollout, count)
+    chosen = roster.choose(world, count, min(rollout.surge(world, limits.surge), room - count))
     aim = Aim(world, now, chosen, census, cluster, kept[0], engine, kept[1], held, counter.take, new_nonce)
 
     drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen, census)]
@@ -72,6 +87,15 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     if (deadline := rollout.wake_after(aim, after.rollout)) is not None:
         wakes.append(deadline)
     return Plan(after, (*actions, *news), min(wakes, default=None))
+
+
+def _too_many(replicas: int, room: int) -> Problem:
+    return Problem(
+        "TooManyReplicas",
+        f"spec.replicas is {replicas}, but one RayCluster holds at most {room} slots of this shape, since Kubernetes "
+        f"stores no object beyond 1.5 MiB: no more than {room} replicas are made. Ask for fewer, make "
+        "spec.cluster.workers.template smaller, or set spec.cluster.policy to PerReplica",
+    )
 
 
 def _records(world: World, chosen: roster.Roster, census: submissions.Census) -> list[ReplicaStatus]:
@@ -169,7 +193,7 @@ def _report(world: World, now: datetime, unsaved: tuple[Create, ...]) -> Plan:
         return Plan(deployment.status, unsaved, wake_after)
     cluster = status.cluster_verdict((), problems, suspended=False)
     old, loop = deployment.status, deployment.spec.restart.crash_loop_after
-    asked = roster.choose(world, 0)
+    asked = roster.choose(world, deployment.spec.replicas, 0)
     situation = status.Situation(old.replicas, asked, old.updated_replicas, old.rollout, False, loop)
     judged = status.verdicts(situation, cluster, problems)
     conditions = status.conditions(deployment.status, judged, deployment.generation, now)

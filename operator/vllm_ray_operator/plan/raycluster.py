@@ -6,7 +6,9 @@ advertise Ray resources that only this replica's launcher and placement group as
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
@@ -21,6 +23,10 @@ DEFAULT_RAY_VERSION = "2.60.0"
 DEFAULT_ACCELERATORS_PER_NODE = 8
 DEFAULT_SHM_SIZE = "8Gi"
 CONTAINER = "ray"
+
+# Of an object's 1.5 MiB, etcd's limit, a RayCluster takes at most this: the rest is for its status and what the API
+# server notes on it.
+MAX_BYTES = 1_400_000
 
 # Ray kills a stopped job's processes after this many seconds (3 by default). The launcher ends its own tree sooner.
 JOB_STOP_WAIT_SECONDS = 60
@@ -130,6 +136,19 @@ def manifest(
         },
         "spec": spec,
     }
+
+
+def capacity(deployment: Deployment, revision: str, resolved: ResolvedCluster) -> int:
+    """Return how many replicas the RayClusters of a revision can hold: a shared one is bounded by its object's size."""
+    if resolved.policy == "PerReplica":
+        return sys.maxsize
+    # The longest name, and an index of four digits: none is longer.
+    rest, slot = manifest(deployment, "n" * 53, revision, resolved, ()), slot_group(resolved, 1000)
+    return max(0, (MAX_BYTES - _size(rest)) // (_size(slot) + 1))
+
+
+def _size(part: Mapping[str, Any]) -> int:
+    return len(json.dumps(part, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def slot_group(resolved: ResolvedCluster, replica: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ SUSPENDED = "Suspended"
 
 @dataclass(frozen=True)
 class Roster:
-    """The indices of the replicas that are ``asked`` for by ``spec.replicas``, and of those that a roll has beyond."""
+    """The indices of the replicas that are ``asked`` for and have room, and of those that a roll has beyond."""
 
     asked: frozenset[int]
     surge: frozenset[int]
@@ -40,8 +40,8 @@ class Roster:
         return SCALED_DOWN, "spec.replicas is smaller"
 
 
-def choose(world: World, surge: int) -> Roster:
-    """Choose the replicas. ``surge``: how many a roll may have beyond those asked for.
+def choose(world: World, replicas: int, surge: int) -> Roster:
+    """Choose so many replicas. ``surge``: how many a roll may have beyond them.
 
     The healthiest stay, of those that are alike the lowest indices; new ones take the lowest free indices. One that
     leaves already stays only if there would be too few without it. The replicas of a roll's surge stand back as long
@@ -51,11 +51,11 @@ def choose(world: World, surge: int) -> Roster:
     surge = 0 if spec.suspend else surge
     apart = surge > 0 or spec.suspend
     ranked = sorted(stored, key=lambda r: (apart and r.surge, *_rank(world, r)))
-    asked = [r.index for r in ranked[: spec.replicas]]
-    beyond = [r.index for r in ranked[spec.replicas :] if apart and r.surge][:surge]
+    asked = [r.index for r in ranked[:replicas]]
+    beyond = [r.index for r in ranked[replicas:] if apart and r.surge][:surge]
     taken = {r.index for r in stored}
     free = (index for index in count() if index not in taken)
-    asked += islice(free, spec.replicas - len(asked))
+    asked += islice(free, replicas - len(asked))
     beyond += islice(free, surge - len(beyond))
     return Roster(frozenset(asked), frozenset(beyond), spec.suspend)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.unit.plan import build
 from tests.unit.plan.build import PLAIN, spec_with
 from tests.unit.plan.rolls import Play
+from vllm_ray_operator.plan import raycluster
 
 NEW: dict[str, Any] = {"args": ["--seed=1"]}
 SURGE = {**PLAIN, "maxUnavailable": 0, "maxSurge": 1}
@@ -180,3 +182,48 @@ def test_a_pause_keeps_the_one_more_that_is_there(paused: bool) -> None:
     play.scene.change(rollout={**SURGE, "paused": paused})
     play.run(4)
     assert play.log[-1].endswith("Ready2  Ready3")
+
+
+# -- more than a RayCluster holds --------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_into_the_raycluster_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raycluster, "MAX_BYTES", 4200)
+    play = Play(spec_with(replicas=1))
+    play.scene.change(replicas=9)
+    play.until_rest()
+    assert play.log[-1] == "Ready1  Ready2  Ready3  Ready4"
+    ready = play.scene.status.condition("Ready")
+    assert ready is not None
+    assert (ready.status, ready.reason) == ("False", "TooManyReplicas")
+    assert "spec.replicas is 9, but one RayCluster holds at most 4 slots" in ready.message
+    assert play.scene.status.replica_summary == "4/9"
+    scaled(play, 4)
+    ready = play.scene.status.condition("Ready")
+    assert ready is not None
+    assert ready.reason == "AllReplicasReady"
+
+
+def test_a_raycluster_each_has_no_such_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raycluster, "MAX_BYTES", 2700)
+    play = Play(spec_with(replicas=1, cluster={"policy": "PerReplica"}))
+    assert scaled(play, 4)[-1] == "Ready1  Ready2  Ready3  Ready4"
+
+
+def test_it_rolls_all_the_same_without_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raycluster, "MAX_BYTES", 2700)
+    play = Play(spec_with(replicas=2, rollout={**PLAIN, "maxSurge": 1}))
+    play.scene.change(engine=NEW)
+    assert play.until_rest()[-1] == "Ready3  Ready4"
+
+
+@pytest.mark.parametrize("variables", [0, 40, 200])
+def test_the_capacity_is_what_fits(variables: int) -> None:
+    env = [{"name": f"VARIABLE_{i}", "value": "some value"} for i in range(variables)]
+    template = {"spec": {"containers": [{"name": "ray", "env": env}]}}
+    deployment = build.deployment(spec_with(cluster={"workers": {"template": template}}))
+    resolved = raycluster.render_cluster(build.NAME, deployment.spec, "image")
+    room = raycluster.capacity(deployment, "chat-cluster-12345678", resolved)
+    full = raycluster.manifest(deployment, "chat-12345678", "chat-cluster-12345678", resolved, range(room))
+    size = len(json.dumps(full, separators=(",", ":")))
+    assert 0.95 * raycluster.MAX_BYTES < size <= raycluster.MAX_BYTES
