@@ -100,11 +100,14 @@ def _too_many(replicas: int, room: int) -> Problem:
 
 def _records(world: World, chosen: roster.Roster, census: submissions.Census) -> list[ReplicaStatus]:
     """Return what is known of the replicas that are there or are to be."""
-    known = {one.replica: ReplicaStatus(index=one.replica) for one in census.unknown}
-    known |= {r.index: r for r in world.deployment.status.replicas}
-    for index in chosen.asked | chosen.surge:
-        record, surge = known.get(index, ReplicaStatus(index=index)), index in chosen.surge
-        known[index] = record if record.surge == surge else record.model_copy(update={"surge": surge})
+    known = {r.index: r for r in world.deployment.status.replicas}
+    asked = chosen.asked | chosen.surge
+    for index in {*asked, *(one.replica for one in census.unknown)} - known.keys():
+        known[index] = ReplicaStatus(index=index)
+    for index in asked:
+        surge = index in chosen.surge
+        if known[index].surge != surge:
+            known[index] = known[index].model_copy(update={"surge": surge})
     return [known[index] for index in sorted(known)]
 
 

@@ -207,7 +207,7 @@ def test_what_does_not_fit_into_the_raycluster_is_not_made(monkeypatch: pytest.M
 def test_a_raycluster_each_has_no_such_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raycluster, "MAX_BYTES", 2700)
     play = Play(spec_with(replicas=1, cluster={"policy": "PerReplica"}))
-    assert scaled(play, 4)[-1] == "Ready1  Ready2  Ready3  Ready4"
+    assert scaled(play, 4)[-1].startswith("Ready1  Ready2  Ready3  Ready4")
 
 
 def test_it_rolls_all_the_same_without_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
