@@ -32,7 +32,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     limit = Limit(CONCURRENT_READS)
     access = await ray.find_dashboards(clients, key.namespace, objects.clusters, objects.token_secrets, limit)
     attempts = [attempt for replica in objects.deployment.status.replicas for attempt in replica.attempts]
-    lists = submissions.are_needed(objects.deployment)
+    lists = submissions.are_needed(objects.deployment, objects.clusters)
     seen = await ray.read_attempts(clients.ray, access.endpoints, attempts, limit, lists=lists)
     seen = await ray.distrust_after_restart(clients.kube, key.namespace, objects.clusters, seen, limit)
     endpoints = engine.endpoints(seen.views, attempts, access.endpoints)

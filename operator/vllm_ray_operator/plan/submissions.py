@@ -62,14 +62,16 @@ def metadata(deployment: Deployment, replica: int, attempt: Attempt) -> dict[str
     }
 
 
-def are_needed(deployment: Deployment) -> bool:
-    """Whether Ray's list of submissions has to be read: an attempt may be about to begin.
+def are_needed(deployment: Deployment, clusters: Iterable[Cluster]) -> bool:
+    """Whether Ray's lists of submissions have to be read: an attempt may be about to begin, or a RayCluster to go.
 
-    The list holds all submissions since the head started, with their environments: it is not read at rest.
+    A list holds all submissions since the head started, with their environments: it is not read while all that there is
+    has an attempt.
     """
     status = deployment.status
     idle = any(r.attempt is None for r in status.replicas)
-    return idle or len(status.replicas) < deployment.spec.replicas or status.rollout is not None
+    empty = {cluster.name for cluster in clusters} - {a.ray_cluster for r in status.replicas for a in r.attempts}
+    return idle or bool(empty) or len(status.replicas) < deployment.spec.replicas or status.rollout is not None
 
 
 def count(world: World) -> Census:

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -269,10 +269,13 @@ class World:
 
     def observe(self) -> seen.World:
         attempts = written(self.status)
+        deployment = build.deployment(self.raw, self.status, self.generation)
+        clusters = [self._see_cluster(c) for c in self.clusters.values()]
+        asked = submissions.are_needed(deployment, clusters)
         return seen.World(
-            deployment=build.deployment(self.raw, self.status, self.generation),
+            deployment=deployment,
             revisions=tuple(self.revisions.values()),
-            clusters=tuple(self._see_cluster(c) for c in self.clusters.values()),
+            clusters=tuple(replace(c, submissions=self._list(self.clusters[c.name], asked)) for c in clusters),
             services=dict(self.services),
             endpoint_slices=dict(self.slices),
             attempts={a.instance_id: self._see_attempt(a) for a in attempts},
@@ -292,11 +295,11 @@ class World:
             groups=tuple(cluster.groups),
             pods=tuple(self._see_pod(p) for p in self.pods.values() if p.cluster == cluster.name),
             ray_error="Ray does not answer" if head_ready and self.ray(cluster) is None else "",
-            submissions=self._list(cluster),
+            submissions=None,
         )
 
-    def _list(self, cluster: RayCluster) -> tuple[seen.Submission, ...] | None:
-        if self.ray(cluster) is None or not submissions.are_needed(build.deployment(self.raw, self.status)):
+    def _list(self, cluster: RayCluster, asked: bool) -> tuple[seen.Submission, ...] | None:
+        if self.ray(cluster) is None or not asked:
             return None
         return tuple(seen.Submission(j.id, j.status, j.metadata) for j in self.known(cluster).values())
 

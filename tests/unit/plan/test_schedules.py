@@ -298,7 +298,8 @@ def moving(world: World) -> bool:
     return changing or desired != there or any(c.gone_at is not None for c in world.clusters.values())
 
 
-# Not those with which Ray itself forgets, or whose pods outlive their RayCluster: then nobody knows what ran.
+# Not those with which Ray itself forgets, or whose pods outlive their RayCluster: then nobody knows what ran. For the
+# same reason all replicas share a RayCluster: one of their own goes with each that leaves, and its Ray with it.
 WHILE_RAY_KNOWS = (
     "a job dies",
     "worker pod deleted",
@@ -313,12 +314,15 @@ WHILE_RAY_KNOWS = (
 )
 
 
+SHARED = {"policy": "Shared"}
+
+
 def run(seed: int, *, backups: bool = False) -> World:
     """Play one schedule. ``backups``: now and then the status is replaced by an older one, or by none."""
     random = Random(seed)  # noqa: S311 - a schedule, not a secret
     raw = build.spec_with(
         replicas=random.randrange(1, 4),
-        cluster={**ONE_EACH, **random.choice(CLUSTERS)},
+        cluster={**ONE_EACH, **(SHARED if backups else random.choice(CLUSTERS))},
         engine={"drainTimeoutSeconds": random.choice((0, 10, 90))},
         rollout=random.choice(POLICIES),
     )

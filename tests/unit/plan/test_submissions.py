@@ -250,9 +250,17 @@ def test_suspended_with_a_lost_status_it_is_drained_before_the_raycluster_goes()
 
 def test_at_rest_the_list_is_not_needed() -> None:
     scene = serving(spec_with(replicas=2))
-    assert not submissions.are_needed(scene.world.deployment)
+    assert not submissions.are_needed(scene.world.deployment, scene.world.clusters)
     scene.change(replicas=3)
-    assert submissions.are_needed(scene.world.deployment)
+    assert submissions.are_needed(scene.world.deployment, scene.world.clusters)
+
+
+def test_before_a_raycluster_goes_on_which_nothing_is_known_to_run() -> None:
+    scene = serving()
+    scene.change(replicas=0)
+    assert not submissions.are_needed(scene.world.deployment, scene.world.clusters)
+    scene.status = LOST
+    assert submissions.are_needed(scene.world.deployment, scene.world.clusters)
 
 
 def test_ray_that_was_never_asked_is_no_obstacle_to_one_that_runs() -> None:
