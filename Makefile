@@ -95,6 +95,10 @@ bench: $(VENV)/.ready ## Start-up time and memory of the operator
 kill-campaign: $(VENV)/.ready ## Kill every process of an engine at every moment, write docs/ownership.md (PHASES="serving loading": only these)
 	$(PY) -m e2e.run_tests kill-campaign -- $(PHASES)
 
+.PHONY: chaos
+chaos: $(VENV)/.ready ## Break what can break on two nodes, write docs/healing.md (FAULTS="job-stopped gcs-killed": only these)
+	$(PY) -m e2e.chaos $(FAULTS)
+
 .PHONY: bench-handover
 bench-handover: $(VENV)/.ready ## Hand-over to a standby against a cold start: real vLLM on real Ray
 	$(PY) -m e2e.run_tests bench-handover

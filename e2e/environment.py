@@ -64,19 +64,19 @@ def tools() -> Path:
     return Path(module("e2e.cluster", "tools").strip())
 
 
-def up(mode: str, name: str | None = None) -> Kube:
+def up(mode: str, name: str | None = None, nodes: int = 1) -> Kube:
     """Bring a cluster up and return access to it."""
     named = ["--name", name] if name else []
-    module("e2e.cluster", *named, "up", "--mode", mode)
+    module("e2e.cluster", *named, "up", "--mode", mode, "--nodes", str(nodes))
     return Kube(tools=tools(), kubeconfig=Path(module("e2e.cluster", *named, "kubeconfig").strip()))
 
 
-def bring_up(name: str | None = None) -> Environment:
+def bring_up(name: str | None = None, nodes: int = 1) -> Environment:
     """Bring up the whole: cluster and images side by side, then the images into the nodes."""
     prepare()
     with ThreadPoolExecutor() as pool:
         images = pool.submit(build_images, "operator", "engine-cpu")
-        kube = pool.submit(up, "node", name)
+        kube = pool.submit(up, "node", name, nodes)
         built, cluster = images.result(), kube.result()
     say("loading the images into the nodes")
     named = ["--name", name] if name else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.kube import Kube
@@ -12,8 +13,12 @@ NAMESPACE = "vllm-ray-system"
 RELEASE = "vllm-ray-operator"
 
 
-def install_operator(kube: Kube, operator_image: str, engine_image: str) -> None:
+def install_operator(
+    kube: Kube, operator_image: str, engine_image: str, values: Mapping[str, str] | None = None
+) -> None:
     """Install (or upgrade) CRDs and operator by helm, and wait until the operator is ready.
+
+    ``values``: more values of the chart, by their path.
 
     Raises:
         CommandError: helm or the operator did not succeed.
@@ -26,5 +31,6 @@ def install_operator(kube: Kube, operator_image: str, engine_image: str) -> None
         *(*install, RELEASE, str(ROOT / "charts" / RELEASE)),
         *("--set-string", f"image.repository={repository}", "--set-string", f"image.tag={tag}"),
         *("--set-string", f"defaults.engineImage={engine_image}"),
+        *(word for path, value in (values or {}).items() for word in ("--set-string", f"{path}={value}")),
     )
     kube.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", "--timeout=120s", seconds=150)
