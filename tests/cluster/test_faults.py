@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import time
@@ -89,6 +90,15 @@ def answers(cli: Cli, node: str, host: str) -> bool:
     return cli.run("exec", "--node", node, "--", *curl(host), status=None) == "OK"
 
 
+def reach(cli: Cli, node: str, host: str) -> None:
+    """Wait until the web server answers when asked from a node."""
+    until(f"an answer of {host}, asked from {node}", lambda: answers(cli, node, host))
+
+
+def answered(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout == "OK"
+
+
 def curl(host: str) -> list[str]:
     return ["curl", "-s", "--max-time", "2", f"http://{host}:{PORT}/health"]
 
@@ -112,8 +122,9 @@ def test_pods_reach_each_other_over_nodes_directly_and_through_services(cli: Cli
         address = pod(cli, there)["status"]["podIP"]
         inside = next(pid for pid, command in processes_of(NODES[here]).items() if "Corefile" in command)
         from_pod = ["nsenter", f"--net=/proc/{inside}/ns/net", *curl(address)]
-        assert subprocess.run(from_pod, capture_output=True, text=True, check=False).stdout == "OK"
-        assert answers(cli, NODES[here], f"web{there}.default.svc.cluster.local")
+        # A pod without a probe is ready before its server listens.
+        until("an answer from pod to pod", functools.partial(answered, from_pod))
+        reach(cli, NODES[here], f"web{there}.default.svc.cluster.local")
 
 
 def test_a_node_that_is_cut_off_goes_on_alone_until_it_is_joined_again(cli: Cli) -> None:
@@ -121,10 +132,10 @@ def test_a_node_that_is_cut_off_goes_on_alone_until_it_is_joined_again(cli: Cli)
     running = cli.pids()
     cli.run("break", "network", NODES[1])
     assert not answers(cli, NODES[0], address)
-    assert answers(cli, NODES[1], address)
+    reach(cli, NODES[1], address)
     assert cli.kubectl("get", "--raw", "/readyz") == "ok"
     cli.run("mend", "network", NODES[1])
-    assert answers(cli, NODES[0], address)
+    reach(cli, NODES[0], address)
     assert processes_of(NODES[1]) == before
     assert cli.pids() == running
 
@@ -148,7 +159,7 @@ def test_a_node_without_power_has_nothing_left_running_and_starts_again_with_its
         return bool(now["metadata"]["uid"] == before["metadata"]["uid"] and status["ready"] and status["restartCount"])
 
     until("its pod to run again", started_again)
-    until("its pod to be reached", lambda: answers(cli, NODES[0], pod(cli, 2)["status"]["podIP"]))
+    reach(cli, NODES[0], pod(cli, 2)["status"]["podIP"])
     cli.run("status")
 
 
@@ -164,8 +175,8 @@ def test_without_the_api_server_pods_go_on_serving(cli: Cli) -> None:
     address, before = pod(cli, 2)["status"]["podIP"], components(cli, lambda name: "node" in name)
     cli.run("break", "api-server")
     cli.run("kubectl", "--", "get", "--raw", "/readyz", status=1)
-    assert answers(cli, NODES[0], address)
-    assert answers(cli, NODES[0], "web2.default.svc.cluster.local")
+    reach(cli, NODES[0], address)
+    reach(cli, NODES[0], "web2.default.svc.cluster.local")
     cli.run("mend", "api-server")
     assert cli.kubectl("get", "--raw", "/readyz") == "ok"
     cli.run("status")
