@@ -18,30 +18,38 @@ from e2e.serving import describe, is_ready, served_name, wait_ready
 from e2e.waiting import say, wait_for
 
 NAME = "roll"
-CLIENTS = 2
+CLIENTS = 4
 
-# Runs in the head pod. Every request is a connection of its own, as from clients that come and go.
+# Runs in the head pod. Half of the clients come and go, with a connection for each request; the others keep theirs for
+# as long as the server lets them.
 _LOAD = """
-import json, os, sys, threading, time, urllib.request
-url, model, stop = sys.argv[1] + "/completions", sys.argv[2], sys.argv[3]
+import http.client, json, os, sys, threading, time
+from urllib.parse import urlsplit
+url, model, stop = urlsplit(sys.argv[1] + "/completions"), sys.argv[2], sys.argv[3]
 body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 8, "temperature": 0}).encode()
-served, failed, slowest, lock = 0, [], 0.0, threading.Lock()
-def client():
-    global served, slowest
+served, moved, failed, slowest, lock = 0, 0, [], 0.0, threading.Lock()
+def client(keeps):
+    global served, moved, slowest
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
     while not os.path.exists(stop):
         start = time.time()
         try:
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-            json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]
+            connection.request("POST", url.path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            json.load(response)["choices"][0]
         except Exception as error:
-            with lock: failed.append(f"{time.time():.1f} after {time.time() - start:.1f} s: {error!r}")
+            connection.close()
+            with lock: failed.append(f"{time.time():.1f} after {time.time() - start:.1f} s, {keeps=}: {error!r}")
         else:
-            with lock: served, slowest = served + 1, max(slowest, time.time() - start)
+            with lock:
+                served, slowest = served + 1, max(slowest, time.time() - start)
+                moved += keeps and response.will_close
+            if not keeps: connection.close()
         time.sleep(0.2)
-threads = [threading.Thread(target=client) for _ in range(int(sys.argv[4]))]
+threads = [threading.Thread(target=client, args=(n % 2 == 1,)) for n in range(int(sys.argv[4]))]
 [t.start() for t in threads]
 [t.join() for t in threads]
-print(json.dumps({"served": served, "failed": failed, "slowest": slowest}))
+print(json.dumps({"served": served, "moved": moved, "failed": failed, "slowest": slowest}))
 """
 
 
@@ -105,6 +113,7 @@ def test_a_changed_environment_rolls_under_load_without_a_failed_request(kube: K
         assert latest["status"]["rayCluster"] == before["status"]["rayCluster"]
         assert result["failed"] == []
         assert result["served"] > 50
+        assert result["moved"] > 0, "a client that kept its connection was sent away"
     finally:
         say("seen:\n  " + "\n  ".join(summary(seen)))
         kube.kubectl("delete", "vd", NAME)

@@ -39,7 +39,6 @@ OWNED: Mapping[str, str] = MappingProxyType(
         "device_ids": "Ray assigns the accelerators: use spec.cluster.workers.acceleratorsPerNode",
         "ray_workers_use_nsight": "the operator places Ray workers without a runtime environment of their own",
         "worker_cls": "the operator needs vLLM's Ray workers; use --worker-extension-cls",
-        "middleware": "reserved for the operator's own middleware",
         "uds": _PLAIN_HTTP,
         "grpc": _PLAIN_HTTP,
         "ssl_": _PLAIN_HTTP,

@@ -88,7 +88,7 @@ class Launcher:
         self._probe_key = secrets.token_hex(16)
         self._health = health.Health(False, "the engine is not started", (), config.workers, 0)
         self._patience = health.Patience()
-        self._quiet = traffic.Quiet()
+        self._drain: traffic.Drain | None = None
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
         self._guard = process_tree.guarding_parent()
@@ -124,7 +124,7 @@ class Launcher:
     def _check(self) -> None:
         process_tree.become_subreaper()
         try:
-            self._control = ControlServer(self.config, self.state, ray_token())
+            self._control = ControlServer(self.config, self.state, ray_token(), self._begin_drain)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise EngineFailure(
@@ -257,10 +257,10 @@ class Launcher:
     def _monitor(self) -> None:
         """Check the engine's health again and again; runs in a thread of its own."""
         while not self._monitoring.wait(HEALTH_SECONDS):
-            if self._last_ready is not None:
+            if self._drain is not None:
                 # Before the probe, whose own connection would count.
-                connections = traffic.open_connections(self.config.port)
-                self.state.observe_traffic(connections, self._quiet.judge(connections))
+                seen_traffic, drained = self._drain.look(time.monotonic())
+                self.state.observe_drain(seen_traffic.connections, seen_traffic.requests, drained=drained)
             probed = health.probe(self.config, self._probe_key)
             view = self._cluster.view
             silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
@@ -272,6 +272,13 @@ class Launcher:
                 self._health = seen
                 self.state.update(health=seen.as_dict())
                 self._wakeup.notify()
+
+    def _begin_drain(self) -> None:
+        """Take note that the engine has left the traffic, from when on clients are to go; called by the endpoint."""
+        if self._drain is None:
+            self._drain = traffic.Drain(self.config, time.monotonic())
+            self.state.update(drained=False)
+            say("the engine has left the traffic and drains")
 
     # The end.
 

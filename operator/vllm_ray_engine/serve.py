@@ -12,7 +12,7 @@ import sys
 from argparse import Namespace
 from typing import Any, cast
 
-from vllm_ray_engine import arguments
+from vllm_ray_engine import arguments, middleware
 from vllm_ray_engine.config import EngineConfig, from_environment
 from vllm_ray_engine.processes import debris, process_tree
 from vllm_ray_engine.reasons import EngineFailure
@@ -48,6 +48,8 @@ def _check_when_parsed(config: EngineConfig, probe_key: str | None) -> None:
         FlexibleArgumentParser.parse_args = original
         final = arguments.check(lambda line: original(self, line), config)
         _probe_keys(final, probe_key)
+        # The last is the outermost: it sees what the user's own answer as well.
+        final.middleware = [*final.middleware, middleware.PATH]
         return final
 
     FlexibleArgumentParser.parse_args = parse_args

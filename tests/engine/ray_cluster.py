@@ -43,12 +43,15 @@ def wait_for(what: str, condition: Callable[[], Any], timeout: float, interval: 
         time.sleep(interval)
 
 
-def get(url: str, token: str | None = None, timeout: float = 10, body: Any = None) -> tuple[int, Any]:
+def get(
+    url: str, token: str | None = None, timeout: float = 10, body: Any = None, method: str | None = None
+) -> tuple[int, Any]:
     """Return status and JSON body (the text of an error); status 0 when nothing answers."""
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout) as response:  # noqa: S310
+        request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310
             text = response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")

@@ -43,7 +43,6 @@ REFUSED = {
     "worker class": (["--worker-cls", "my.Worker"], "--worker-extension-cls"),
     "rank": (["-r", "1"], "spec.parallelism"),
     "master": (["--master-addr", "10.0.0.1"], "spec.parallelism"),
-    "middleware": (["--middleware", "my.module.Middleware"], "middleware"),
     "TLS": (["--ssl-keyfile", "key.pem"], "plain HTTP"),
     "socket": (["--uds", "engine.sock"], "plain HTTP"),
 }

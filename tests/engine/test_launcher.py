@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,13 +82,13 @@ def serves_over_two_nodes(attempt: Attempt, state: dict[str, Any]) -> None:
 def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Attempts) -> None:
     """One engine serves while two standbys warm up: one is cancelled, the other takes the accelerators over."""
     started = time.monotonic()
-    old = attempt_of.start()
+    old = attempt_of.start("--middleware=starlette.middleware.gzip.GZipMiddleware")
     serves_over_two_nodes(old, old.wait_phase("Serving", START_SECONDS))
     print(f"MEASURED submission to Serving: {time.monotonic() - started:.1f} s")
     workers = sorted(row["actor_id"] for row in old.cluster.actors(old.instance_id))
 
     started = time.monotonic()
-    new = attempt_of.start(standby=True, startupTimeoutSeconds=START_SECONDS)
+    new = attempt_of.start("--api-server-count=2", standby=True, startupTimeoutSeconds=START_SECONDS)
     ranks = attempt_of.start(standby=True, data=2, tensor=1)
     for standby, needs in ((new, "needs 2 GPU on 2 nodes"), (ranks, "needs 2 GPU for 2 ranks, each on 1 node")):
         state = standby.wait_phase("Standby", START_SECONDS)
@@ -105,6 +108,7 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
     assert sorted(row["actor_id"] for row in old.cluster.actors(old.instance_id)) == workers
     assert (old.complete(), old.state()["phase"]) == (200, "Serving")
     assert new.state()["phase"] == "Standby"
+    lets_clients_go(old, encoding="gzip")
 
     stopped = time.monotonic()
     old.stop()
@@ -120,6 +124,7 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
     assert old.status() == "STOPPED"
     wait_gone(old)
 
+    lets_clients_go(new)
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(new.complete, 200)
         wait_for("the request to run", lambda: in_flight(new) == 1, 30, 0.02)
@@ -128,6 +133,34 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
         assert request.result() == 200
         print(f"MEASURED stop to the end of the request in flight: {time.monotonic() - stopped:.1f} s")
     wait_gone(new)
+
+
+def lets_clients_go(attempt: Attempt, encoding: str | None = None) -> None:
+    """Have an engine drain: clients that keep connections to each of its API servers move on at their next request."""
+    clients = [http.client.HTTPConnection(HEAD, attempt.port, timeout=60) for _ in range(4)]
+    silent = socket.create_connection((HEAD, attempt.port))
+    with contextlib.closing(silent), contextlib.ExitStack() as stack:
+        for client in clients:
+            stack.callback(client.close)
+            assert ask(client, encoding), "outside of a drain connections are kept"
+        told = time.monotonic()
+        status, state = get(f"http://{HEAD}:{attempt.control_port}/v1/drain", attempt.token, method="POST")
+        assert (status, state["drained"]) == (200, False)
+        assert [ask(client, encoding) for client in clients] == [False] * len(clients)
+        seen = wait_for("it to be drained", lambda: (state := attempt.state())["drained"] and state, 30)
+        print(f"MEASURED drain with {len(clients)} clients that go on and one that is silent: "
+              f"{time.monotonic() - told:.1f} s")  # fmt: skip
+    assert (seen["phase"], seen["openRequests"], seen["openConnections"]) == ("Serving", 0, 1), "the silent one"
+
+
+def ask(client: http.client.HTTPConnection, encoding: str | None) -> bool:
+    """Have a long answer made; return whether its connection is kept."""
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4, "echo": True, "n": 4})
+    client.request("POST", "/v1/completions", body, {"Content-Type": "application/json", "Accept-Encoding": "gzip"})
+    response = client.getresponse()
+    response.read()
+    assert (response.status, response.headers["content-encoding"]) == (200, encoding)
+    return not response.will_close
 
 
 def waiting_workers(attempt: Attempt) -> set[int]:

@@ -47,6 +47,7 @@ class FakeLauncher:
 class FakeEngine:
     def __init__(self, clock: Clock) -> None:
         self.launchers: dict[tuple[str, int], FakeLauncher] = {}
+        self.drained: list[str] = []  # the instance ids that were told to drain
         self._clock = clock
 
     def start(self, address: str, port: int, instance_id: str, ray_token: str | None = None) -> FakeLauncher:
@@ -60,6 +61,13 @@ class FakeEngine:
             await self._wait(launcher, wait_seconds)
             launcher = self._launcher(engine)
         return launcher.state
+
+    async def drain(self, engine: EngineEndpoint) -> None:
+        """From its next look on it has no client any more."""
+        launcher = self._launcher(engine)
+        self.drained.append(launcher.instance_id)
+        said = {name: launcher.state[name] for name in ("health", "ranks")}
+        launcher.set(launcher.state["phase"], "drains", **said, drained=True)
 
     async def _wait(self, launcher: FakeLauncher, seconds: float) -> None:
         tasks = [asyncio.ensure_future(launcher.changed.wait()), asyncio.ensure_future(self._clock.sleep(seconds))]

@@ -82,7 +82,7 @@ def test_the_operator_reads_a_launchers_state() -> None:
         "Placing", "waiting for accelerators", ready=False, reason="the engine is not started", ranks=((0, ID, ()),)
     )
     for drained in (True, False):
-        state.observe_traffic(0 if drained else 1, drained)
+        state.observe_drain(0 if drained else 1, None, drained=drained)
         seen = parse_state(state.read())
         assert seen is not None
         assert seen.drained is drained

@@ -1,7 +1,8 @@
 """The control endpoint: the attempt's state over HTTP, for the operator.
 
-GET /healthz answers 200 to anyone. GET /v1/state?since=<version>&waitSeconds=<0..60> is a long poll for those who
-hold the Ray cluster's token.
+GET /healthz answers 200 to anyone. For those who hold the Ray cluster's token, GET
+/v1/state?since=<version>&waitSeconds=<0..60> is a long poll, and POST /v1/drain tells that the engine has left the
+traffic; it may come again and again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,14 +59,30 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if url.path == "/healthz":
             self._answer(HTTPStatus.OK, {"status": "ok"})
-        elif not self._allowed():
-            self._answer(HTTPStatus.UNAUTHORIZED, {"error": "a valid bearer token is needed"})
-        else:
-            self.server.trust(self.connection)
+        elif self._let_in():
             if url.path == "/v1/state":
                 self._state(parse_qs(url.query))
             else:
                 self._answer(HTTPStatus.NOT_FOUND, {"error": f"no such path: {url.path}"})
+
+    def do_POST(self) -> None:
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # what follows would be read as the next request
+            self._answer(HTTPStatus.BAD_REQUEST, {"error": "commands have no body"})
+        elif self._let_in():
+            if self.path == "/v1/drain":
+                self.server.drain()
+                self._answer(HTTPStatus.OK, self.server.state.read())
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, {"error": f"no such command: {self.path}"})
+
+    def _let_in(self) -> bool:
+        """Return whether the request may be answered; one that may not has been refused."""
+        if not self._allowed():
+            self._answer(HTTPStatus.UNAUTHORIZED, {"error": "a valid bearer token is needed"})
+            return False
+        self.server.trust(self.connection)
+        return True
 
     def _allowed(self) -> bool:
         if self.server.credential is None:
@@ -112,9 +129,10 @@ class ControlServer(ThreadingHTTPServer):
     block_on_close = False
     allow_reuse_address = True
 
-    def __init__(self, config: EngineConfig, state: State, token: str | None) -> None:
-        """Bind 0.0.0.0:controlPort; raises OSError when that is in use."""
+    def __init__(self, config: EngineConfig, state: State, token: str | None, drain: Callable[[], None]) -> None:
+        """Bind 0.0.0.0:controlPort; raises OSError when that is in use. `drain` is called from any thread."""
         self.state = state
+        self.drain = drain
         self.credential = bearer(token, config.instance_id) if token else None
         self._lock = threading.Lock()
         self._strangers: dict[Any, float] = {}  # when each came, the oldest first

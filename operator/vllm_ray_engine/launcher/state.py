@@ -49,6 +49,7 @@ class State:
             "ranks": self._ranks([()] * len(config.ranks)),
             "cause": None,
             "openConnections": None,
+            "openRequests": None,
             "drained": None,
         }
 
@@ -71,10 +72,11 @@ class State:
             self._version += 1
             self._changed.notify_all()
 
-    def observe_traffic(self, connections: int | None, drained: bool | None) -> None:
-        """Set what clients do. It is no new version: it changes all the time, and matters only in a drain."""
+    def observe_drain(self, connections: int | None, requests: int | None, *, drained: bool) -> None:
+        """Set what clients do in a drain. The counts change all the time; only the verdict is a new version."""
         with self._changed:
-            self._fields |= {"openConnections": connections, "drained": drained}
+            self._fields |= {"openConnections": connections, "openRequests": requests}
+            self.update(drained=drained)
 
     def enter(self, phase: str, message: str) -> None:
         """Enter a phase, or change the message of the present one."""

@@ -32,6 +32,7 @@ from vllm_ray_operator.plan.actions import (
     Apply,
     Create,
     Delete,
+    DrainEngine,
     Emit,
     PatchCluster,
     StopJob,
@@ -72,6 +73,7 @@ class _Executor:
             ENDPOINT_SLICES.kind: observation.world.endpoint_slices,
         }
         self._dashboards = observation.ray
+        self._launchers = observation.engines
         self._clients = clients
         self._broken_clusters: set[str] = set()  # could not be made, or their dashboards do not answer
         self._ray_calls = asyncio.Semaphore(CONCURRENT_RAY_CALLS)
@@ -91,6 +93,8 @@ class _Executor:
                 await self._submit(action)
             case StopJob():
                 await self._stop(action)
+            case DrainEngine(instance_id):
+                await self._drain(instance_id)
             case Emit():
                 await self._emit(action)
 
@@ -196,6 +200,14 @@ class _Executor:
         self.problems.append(Problem("RayUnreachable", str(error)))
         if error.status is None:
             self._broken_clusters.add(cluster)  # each further try would cost seconds
+
+    async def _drain(self, instance_id: str) -> None:
+        """Tell the launcher. One that does not hear it is told again: its state does not say that it drains."""
+        if (launcher := self._launchers.get(instance_id)) is not None:
+            try:
+                await self._clients.engine.drain(launcher)
+            except ApiError as error:
+                log.info("the engine cannot be told that it drains: %s", error)
 
     async def _emit(self, action: Emit) -> None:
         manifest = events.event(self._deployment, action, self._clients.clock.now())

@@ -41,7 +41,6 @@ ENGINE_ARGUMENTS: tuple[Owned, ...] = (
         "Ray spreads an engine over pods; use spec.parallelism and spec.cluster.workers.acceleratorsPerNode",
     ),
     Owned(("--device-ids",), "Ray assigns the accelerators; use spec.cluster.workers.acceleratorsPerNode"),
-    Owned(("--middleware",), "it is reserved for the operator's own; put a gateway before the Service"),
     Owned(("--ray-workers-use-nsight",), "the operator places Ray workers without a runtime environment of their own"),
     Owned(("--worker-cls",), "the operator needs vLLM's Ray workers; use --worker-extension-cls"),
     Owned(("--port",), "use spec.engine.port"),

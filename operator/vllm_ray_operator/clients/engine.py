@@ -25,14 +25,24 @@ class EngineClient(SessionHolder):
         query = {"waitSeconds": f"{wait_seconds:g}"}
         if since is not None:
             query["since"] = str(since)
+        return await self._ask("GET", engine, "state", query, wait_seconds)
+
+    async def drain(self, engine: EngineEndpoint) -> None:
+        """Tell the launcher that its engine has left the traffic."""
+        await self._ask("POST", engine, "drain", {}, 0)
+
+    async def _ask(
+        self, method: str, engine: EngineEndpoint, what: str, query: Mapping[str, str], wait_seconds: float
+    ) -> Mapping[str, Any]:
+        """Send a request and return the state in the answer."""
         headers = {}
         if engine.ray_token is not None:
             headers["Authorization"] = f"Bearer {control_token(engine.ray_token, engine.instance_id)}"
         where = f"the launcher of {engine.instance_id} at {_host(engine.address)}:{engine.port}"
         timeout = aiohttp.ClientTimeout(total=wait_seconds + ANSWER_SECONDS, sock_connect=CONNECT_SECONDS)
-        url = f"http://{_host(engine.address)}:{engine.port}/v1/state"
+        url = f"http://{_host(engine.address)}:{engine.port}/v1/{what}"
         try:
-            async with self.session.get(url, params=query, headers=headers, timeout=timeout) as response:
+            async with self.session.request(method, url, params=query, headers=headers, timeout=timeout) as response:
                 status, text = response.status, (await response.read()).decode(errors="replace")
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(f"{where} does not answer: {failure_in_words(error, timeout)}") from error

@@ -222,6 +222,10 @@ class Engine(Protocol):
         """Return the launcher's state; wait up to ``wait_seconds`` for a version other than ``since``."""
         ...
 
+    async def drain(self, engine: EngineEndpoint) -> None:
+        """Tell the launcher that its engine has left the traffic. ApiError if it may not have heard it."""
+        ...
+
 
 class Clock(Protocol):
     """Time, so that it can be simulated."""

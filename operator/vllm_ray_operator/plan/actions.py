@@ -69,6 +69,13 @@ class StopJob:
 
 
 @dataclass(frozen=True)
+class DrainEngine:
+    """Tell an attempt's launcher that its engine has left the traffic; once told, it stays told."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True)
 class Emit:
     """Post a Kubernetes event on the VLLMDeployment."""
 
@@ -77,7 +84,7 @@ class Emit:
     message: str
 
 
-Action = Create | Apply | PatchCluster | Delete | SubmitJob | StopJob | Emit
+Action = Create | Apply | PatchCluster | Delete | SubmitJob | StopJob | DrainEngine | Emit
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from vllm_ray_operator.api.status import Attempt, Failure, Fence, Stop
 from vllm_ray_operator.plan import fence, restart
-from vllm_ray_operator.plan.actions import Delete, Emit, StopJob
+from vllm_ray_operator.plan.actions import Delete, DrainEngine, Emit, StopJob
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.attempt import runs, silence, spread
 from vllm_ray_operator.plan.starting import backoff_message
@@ -19,7 +19,7 @@ SLOW_FENCE_SECONDS = 5.0
 # How long it may take until no client is sent to an endpoint any more that has left the traffic: each kube-proxy learns
 # of the EndpointSlice by a watch, and gathers changes for about a second before it rewrites its rules.
 PROPAGATION_SECONDS = 5.0
-# Between two looks at a launcher whose drain is waited for: who is connected makes no new version, so nothing wakes us.
+# Between two looks at a launcher whose drain is waited for. Its verdict wakes us; but it may not have been told yet.
 DRAIN_POLL_SECONDS = 2.0
 
 
@@ -142,6 +142,8 @@ def _drain(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Attempt
     left = (stored.drain_deadline - aim.now).total_seconds() if stored.drain_deadline else 0.0
     if gone or drained or left <= 0:
         return attempt.model_copy(update={"stop": stored.model_copy(update={"drained_time": aim.now})})
+    if view.engine is not None and view.engine.drained is None:
+        draft.actions.append(DrainEngine(attempt.instance_id))
     draft.wake(min(left, DRAIN_POLL_SECONDS))
     return attempt
 

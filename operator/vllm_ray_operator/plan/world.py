@@ -147,7 +147,7 @@ class EngineState:
     reason: str = ""
     ranks: tuple[tuple[int, str, tuple[str, ...]], ...] = ()  # (rank, instance id, node ips)
     cause: Mapping[str, str] | None = None
-    drained: bool | None = None  # whether no client has a connection any more; None when the launcher cannot tell
+    drained: bool | None = None  # whether its clients are gone; None as long as it was not told to drain
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from vllm_ray_operator.clients.protocols import (
     SERVICES,
     ApiError,
     Conflict,
+    EngineEndpoint,
     Forbidden,
     Invalid,
     KindMissing,
@@ -37,6 +38,7 @@ from vllm_ray_operator.plan.actions import (
     Apply,
     Create,
     Delete,
+    DrainEngine,
     Emit,
     PatchCluster,
     StopJob,
@@ -58,7 +60,8 @@ class Lab:
     def __post_init__(self) -> None:
         clock = FakeClock()
         self.ray.dashboards[URL] = self.dashboard
-        self.clients = Clients(self.kube, self.ray, FakeEngine(clock), clock)
+        self.engine = FakeEngine(clock)
+        self.clients = Clients(self.kube, self.ray, self.engine, clock)
         spec = VLLMDeploymentSpec(model=Model(uri="file:///m"))
         deployment = Deployment("default", "chat", "1a2b3c4d-0", 1, "7", spec, {}, VLLMDeploymentStatus())
         endpoint = RayEndpoint(URL, "ray-token", "Secret default/chat")
@@ -350,3 +353,11 @@ async def test_a_lost_reply_does_no_harm(lab: Lab) -> None:
     assert [p.reason for p in problems] == ["KubernetesUnavailable"] * 2
     assert await lab.do(CREATE_CLUSTER, APPLY_SERVICE) == ()
     assert [len(lab.kube.objects(r)) for r in (RAY_CLUSTERS, SERVICES)] == [1, 1]
+
+
+async def test_a_launcher_is_told_to_drain(lab: Lab) -> None:
+    lab.observation = replace(lab.observation, engines={ID: EngineEndpoint("10.0.1.9", 8070, ID, None)})
+    assert await lab.do(DrainEngine(ID)) == (), "nobody listens: the next pass tells it again"
+    lab.engine.start("10.0.1.9", 8070, ID)
+    assert await lab.do(DrainEngine(ID), DrainEngine("chat-1a2b3c4d-a8-gone")) == ()
+    assert lab.engine.drained == [ID]

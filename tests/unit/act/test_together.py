@@ -243,6 +243,7 @@ async def test_a_roll_goes_through_all_layers(lab: Lab) -> None:
     attempts = [r.attempt for r in lab.status.replicas if r.attempt is not None]
     assert [(a.standby, a.turn, a.endpoint.port if a.endpoint else 0) for a in attempts] == [(True, 1, 8001)] * 2
     assert not before & {a.instance_id for a in attempts}
+    assert sorted(lab.engine.drained) == sorted(before), "each was told to drain, once"
     assert {p["metadata"]["uid"] for p in lab.kube.objects(PODS)} == pods, "in the pods that were there"
     ports = [s["ports"][0]["port"] for s in lab.kube.objects(ENDPOINT_SLICES)]
     assert ports == [8001, 8001]

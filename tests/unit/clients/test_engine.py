@@ -41,6 +41,20 @@ async def test_state(engine: EngineClient, served: Served, since: int | None, qu
     assert (served.last.path, dict(served.last.query)) == ("/v1/state", query)
 
 
+async def test_drain(engine: EngineClient, served: Served) -> None:
+    served.answers(web.json_response(STATE))
+    await engine.drain(endpoint(served))
+    assert (served.last.method, served.last.path) == ("POST", "/v1/drain")
+    assert served.last.headers.get("content-length", "0") == "0"
+    assert served.last.headers["authorization"].startswith("Bearer ")
+
+
+async def test_a_launcher_that_knows_no_drain(engine: EngineClient, served: Served) -> None:
+    served.answers(web.Response(status=501))
+    with pytest.raises(ApiError, match=r"HTTP 501"):
+        await engine.drain(endpoint(served))
+
+
 async def test_the_token_is_of_this_attempt_and_never_the_ray_token_itself(
     engine: EngineClient, served: Served
 ) -> None:

@@ -61,8 +61,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def get(url: str, token: str | None = None) -> tuple[int, Any]:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+def get(url: str, token: str | None = None, method: str = "GET") -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
             return response.status, json.loads(response.read())
@@ -136,6 +137,10 @@ class Launch:
 
     def state(self, query: str = "") -> dict[str, Any]:
         return get(f"{self.control}/v1/state{query}", bearer(TOKEN, DATA["instanceId"]))[1] or {}
+
+    def drain(self) -> dict[str, Any]:
+        state: dict[str, Any] = get(f"{self.control}/v1/drain", bearer(TOKEN, DATA["instanceId"]), "POST")[1]
+        return state
 
     def wait_phase(self, phase: str) -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ def parse(line: list[str]) -> Namespace:
     serve.add_argument("--revision")
     serve.add_argument("--max-model-len", type=int)
     serve.add_argument("--middleware", action="append", default=[])
+    serve.add_argument("--ssl-ciphers", action="append", default=[])
     return parser.parse_args(line)
 
 
@@ -54,7 +55,7 @@ REFUSED = {
     "tensor": (["-tp", "4"], "--tensor-parallel-size (here 4)", "spec.parallelism.tensor"),
     "abbreviated": (["--pipe", "3"], "--pipeline-parallel-size (here 3)", "spec.parallelism.pipeline"),
     "a family": (["--data-parallel-size-local", "0"], "--data-parallel-size-local (here 0)", "not supported yet"),
-    "appended": (["--middleware", "m"], "--middleware (here ['m'])", "reserved"),
+    "appended": (["--ssl-ciphers", "a"], "--ssl-ciphers (here ['a'])", "plain HTTP"),
     "model": (["--model=x"], "--model (here '--model=x')", "spec.model.uri"),
 }
 
@@ -98,6 +99,10 @@ def test_time_to_finish_requests_is_the_users_to_change() -> None:
     assert arguments.check(parse, configure(stopGraceSeconds=20)).shutdown_timeout == 17
     assert arguments.check(parse, configure(stopGraceSeconds=2)).shutdown_timeout == 1
     assert arguments.check(parse, configure(args=["--shutdown-timeout=0"])).shutdown_timeout == 0
+
+
+def test_middleware_is_the_users() -> None:
+    assert arguments.check(parse, configure(args=["--middleware=a.B", "--middleware=c.d"])).middleware == ["a.B", "c.d"]
 
 
 def test_value_that_the_parser_takes_from_elsewhere() -> None:

@@ -21,7 +21,8 @@ from .conftest import DATA, TOKEN, configure, free_port, get
 
 def serve(token: str | None) -> Iterator[str]:
     config = configure(controlPort=free_port())
-    server = ControlServer(config, State(config), token)
+    state = State(config)
+    server = ControlServer(config, state, token, lambda: state.update(drained=False))
     server.start()
     yield f"http://127.0.0.1:{config.control_port}"
     server.shutdown()
@@ -61,6 +62,28 @@ def test_health_needs_none(guarded: str) -> None:
 def test_unknown_paths_say_nothing_without_the_credential(guarded: str) -> None:
     assert get(f"{guarded}/other")[0] == 401
     assert get(f"{guarded}/other", CREDENTIAL)[0] == 404
+
+
+def test_drain_is_a_command_for_those_who_may(guarded: str) -> None:
+    assert get(f"{guarded}/v1/drain", method="POST")[0] == 401
+    assert get(f"{guarded}/v1/state", CREDENTIAL)[1]["drained"] is None
+    assert get(f"{guarded}/v1/drain", CREDENTIAL)[0] == 404, "to look changes nothing"
+    assert get(f"{guarded}/v1/other", CREDENTIAL, "POST")[0] == 404
+    status, state = get(f"{guarded}/v1/drain", CREDENTIAL, "POST")
+    assert (status, state["drained"]) == (200, False)
+
+
+def test_a_body_is_never_taken_for_the_next_request(unguarded: str) -> None:
+    hidden = b"POST /v1/drain HTTP/1.1\r\n\r\n"
+    head = f"POST /v1/drain HTTP/1.1\r\nContent-Length: {len(hidden)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(unguarded.rpartition(":")[2])), timeout=10) as client:
+        client.sendall(head + hidden)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while received := client.recv(1000):
+                answer += received
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 400")
 
 
 def test_cluster_without_a_token_is_open(unguarded: str) -> None:

@@ -23,9 +23,13 @@ def test_version_grows_only_with_a_real_change() -> None:
 def test_clients_that_come_and_go_wake_no_reader() -> None:
     state = State(configure())
     before = state.read()
-    state.observe_traffic(0, True)
-    assert state.read() == before | {"openConnections": 0, "drained": True}
-    assert state.read(since=before["version"], wait_seconds=0.05)["version"] == before["version"]
+    state.update(drained=False)
+    told = state.read()["version"]
+    state.observe_drain(2, 1, drained=False)
+    seen = {"openConnections": 2, "openRequests": 1, "drained": False}
+    assert state.read(since=told, wait_seconds=0.05) == before | seen | {"version": told}
+    state.observe_drain(0, 0, drained=True)
+    assert state.read(since=told, wait_seconds=10)["version"] > told, "but the last one that goes does"
 
 
 def test_a_message_does_not_change_the_time_of_the_phase() -> None:

@@ -13,7 +13,7 @@ from tests.unit.plan.rolls import Play
 from vllm_ray_operator.api.spec import Rollout, VLLMDeploymentSpec
 from vllm_ray_operator.api.status import ConditionType
 from vllm_ray_operator.plan import revision, rollout
-from vllm_ray_operator.plan.actions import SubmitJob
+from vllm_ray_operator.plan.actions import DrainEngine, SubmitJob
 from vllm_ray_operator.plan.rollout import Limits
 
 NEW, NEWER = {"args": ["--seed=1"]}, {"args": ["--seed=2"]}
@@ -388,6 +388,19 @@ def test_a_launcher_that_counts_ends_the_drain() -> None:
     scene.see(build.view(build.job(), engine=build.engine(drained=True)))
     scene.step()
     assert [type(a).__name__ for a in scene.step()] == ["StopJob"]
+
+
+def test_a_launcher_is_told_to_drain_until_it_says_that_it_does() -> None:
+    scene = serving(spec_with(engine={"drainTimeoutSeconds": 600}))
+    scene.change(replicas=0)
+    scene.step()
+    assert [type(a).__name__ for a in scene.last.actions] == ["Apply"], "first it leaves the traffic"
+    told = DrainEngine(scene.attempt.instance_id)
+    assert [scene.step(), scene.step()] == [(told,), (told,)]
+    scene.see(build.view(build.job(), engine=build.engine(drained=False)))
+    assert scene.step() == ()
+    scene.see(build.view(build.job(), engine=None))
+    assert scene.step() == (), "nobody is there to hear it"
 
 
 def test_an_engine_that_dies_while_it_drains_is_fenced_at_once() -> None:

@@ -46,6 +46,7 @@ def parse():
         serve.add_argument(name, type=kind, default=default)
     serve.add_argument("--served-model-name", nargs="+")
     serve.add_argument("--api-key", nargs="*")
+    serve.add_argument("--middleware", action="append", default=[])
     return parser.parse_args()
 
 
