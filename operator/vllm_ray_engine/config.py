@@ -28,6 +28,8 @@ class EngineConfig:
     the engine may take to end after SIGTERM before it is killed. standby: wait for the placement group without limit.
     data: the number of data-parallel ranks. data_mode: INTERNAL makes all of them in this job, over vLLM's Ray backend;
     with EXTERNAL this job is rank data_rank only, and meets the others at data_address:data_rpc_port.
+    probe_period_seconds: after so long without progress under load an engine is asked for a token, which it also has to
+    give before it is ready; None asks for none. After probe_failure_threshold failures it is ended.
     """
 
     instance_id: str
@@ -54,6 +56,9 @@ class EngineConfig:
     data_rank: int | None = None
     data_address: str | None = None
     data_rpc_port: int | None = None
+    probe_period_seconds: float | None = None
+    probe_timeout_seconds: float = 60
+    probe_failure_threshold: int = 2
 
     @property
     def world_size(self) -> int:
@@ -168,6 +173,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "data_rank": _optional(_COUNT),
     "data_address": _optional(_text),
     "data_rpc_port": _optional(_PORT),
+    "probe_period_seconds": _optional(_seconds),
+    "probe_timeout_seconds": _seconds,
+    "probe_failure_threshold": _SIZE,
 }
 
 

@@ -24,7 +24,7 @@ from vllm_ray_engine import config as engine_config
 from vllm_ray_engine import doctor, reasons, report
 from vllm_ray_engine.config import ConfigError, EngineConfig
 from vllm_ray_engine.diagnosis import root_cause
-from vllm_ray_engine.launcher import health, lost_worker, state, traffic
+from vllm_ray_engine.launcher import completion, health, lost_worker, state, traffic
 from vllm_ray_engine.launcher.cluster import CREATED, Cluster
 from vllm_ray_engine.launcher.control import ControlServer, ray_token
 from vllm_ray_engine.launcher.engine import EngineProcess
@@ -36,6 +36,8 @@ RESULT_MARK = "VLLM_RAY_ENGINE_RESULT "
 
 HEALTH_SECONDS = 1.0
 """Between two deep health checks."""
+STARTING_SECONDS = 0.2
+"""The same before the engine was ready for the first time, which ends a hand-over."""
 LOST_SECONDS = 30.0
 """How long a serving engine may be dead or lack workers before the attempt is ended; vLLM normally ends itself."""
 DOOMED_SECONDS = 3.0
@@ -88,6 +90,8 @@ class Launcher:
         self._probe_key = secrets.token_hex(16)
         self._health = health.Health(False, "the engine is not started", (), config.workers, 0)
         self._patience = health.Patience()
+        self._completions = completion.Completions(config, completion.Engine(config, self._probe_key))
+        self._answers = False
         self._drain: traffic.Drain | None = None
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
@@ -179,6 +183,8 @@ class Launcher:
     def _load(self) -> None:
         self.state.enter(state.LOADING, "vLLM is starting and loading the model")
         threading.Thread(target=self._monitor, name="health", daemon=True).start()
+        complete = (lambda: self._answers, self._monitoring)
+        threading.Thread(target=self._completions.run, args=complete, name="completions", daemon=True).start()
         if not self._wait(lambda: self._health.ready or self._doomed(), self.config.startup_timeout_seconds):
             raise EngineFailure(
                 reasons.STARTUP_TIMEOUT,
@@ -192,7 +198,12 @@ class Launcher:
     def _serve(self) -> None:
         self.state.enter(state.SERVING, f"serving {self.config.served_name} on port {self.config.port}")
         while True:
-            self._wait(lambda: self._lost() or self._doomed() or self._hung(), float("inf"))
+            self._wait(self._ends, float("inf"))
+            if self._completions.stalled:
+                raise EngineFailure(
+                    reasons.ENGINE_STALLED,
+                    f"the engine answers health checks, but completes nothing: {self._completions.error}",
+                )
             if self._hung():
                 raise EngineFailure(
                     reasons.ENGINE_HUNG,
@@ -204,6 +215,10 @@ class Launcher:
             if self._doomed():
                 self._wait(lambda: False, DOOMED_SECONDS)
                 raise self._lost_engine()
+
+    def _ends(self) -> bool:
+        """Return whether the engine may have to be ended."""
+        return self._lost() or self._doomed() or self._hung() or self._completions.stalled
 
     def _lost(self) -> bool:
         """Return whether the engine cannot come back: it said that it is dead, or workers are."""
@@ -256,7 +271,7 @@ class Launcher:
 
     def _monitor(self) -> None:
         """Check the engine's health again and again; runs in a thread of its own."""
-        while not self._monitoring.wait(HEALTH_SECONDS):
+        while not self._monitoring.wait(STARTING_SECONDS if self._last_ready is None else HEALTH_SECONDS):
             if self._drain is not None:
                 # Before the probe, whose own connection would count.
                 seen_traffic, drained = self._drain.look(time.monotonic())
@@ -265,6 +280,9 @@ class Launcher:
             view = self._cluster.view
             silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
             seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent)
+            self._answers = seen.ready
+            incomplete = self._completions.error
+            seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent, incomplete=incomplete)
             seen = self._patience.judge(self._health, probed, seen, time.monotonic())
             if seen.ready:
                 self._last_ready = time.monotonic()

@@ -29,6 +29,7 @@ ACTOR_NAME_TAKEN = "ActorNameTaken"
 WORKER_DIED = "WorkerDied"
 ENGINE_EXITED = "EngineExited"
 ENGINE_HUNG = "EngineHung"
+ENGINE_STALLED = "EngineStalled"
 
 ALL = frozenset(
     {
@@ -55,6 +56,7 @@ ALL = frozenset(
         WORKER_DIED,
         ENGINE_EXITED,
         ENGINE_HUNG,
+        ENGINE_STALLED,
     }
 )
 

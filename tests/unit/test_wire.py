@@ -35,8 +35,8 @@ SPEC = {
 }
 
 
-def submission(**changes: Any) -> SubmitJob:
-    spec = VLLMDeploymentSpec.model_validate(SPEC)
+def submission(probe: dict[str, Any] | None = None, **changes: Any) -> SubmitJob:
+    spec = VLLMDeploymentSpec.model_validate({**SPEC, "engine": SPEC["engine"] | ({"probe": probe} if probe else {})})
     attempt = Attempt(
         number=7,
         nonce="x9k2q1",
@@ -66,6 +66,14 @@ def test_the_launcher_reads_the_configuration_of_a_submission() -> None:
     assert (standby.port, standby.control_port) == (9001, names.control_port(1)), "both are on the same node"
     (group,) = packing.groups(read)
     assert (group.name, group.bundles) == (ID, ({"GPU": 1.0, names.slot_resource(3): 1.0},) * 8)
+
+
+def test_the_launcher_reads_how_it_is_to_ask_its_engine() -> None:
+    read = config.from_environment(submission().environment)
+    assert (read.probe_period_seconds, read.probe_timeout_seconds, read.probe_failure_threshold) == (30, 60, 2)
+    read = config.from_environment(submission({"periodSeconds": 7, "timeoutSeconds": 8}).environment)
+    assert (read.probe_period_seconds, read.probe_timeout_seconds, read.probe_failure_threshold) == (7, 8, 2)
+    assert config.from_environment(submission({"enabled": False}).environment).probe_period_seconds is None
 
 
 def test_nothing_of_the_user_is_in_what_a_shell_reads() -> None:

@@ -61,7 +61,7 @@ _IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (
 
 def requests_in_flight(config: EngineConfig) -> int | None:
     """Return how many requests the engine has running or waiting, by its own metrics; None when it does not tell."""
-    connection = http.client.HTTPConnection(_host(config), config.port, timeout=METRICS_TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(engine_host(config), config.port, timeout=METRICS_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
@@ -73,13 +73,14 @@ def requests_in_flight(config: EngineConfig) -> int | None:
     return int(sum(counts)) if response.status == 200 and counts else None
 
 
-def _host(config: EngineConfig) -> str:
+def engine_host(config: EngineConfig) -> str:
+    """Return the address at which the engine answers from its own pod."""
     return "127.0.0.1" if config.host == "0.0.0.0" else config.host  # noqa: S104
 
 
 def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return for each way it can fail
     """Ask the engine for its health and its models. Never raises for what the network or the engine does."""
-    connection = http.client.HTTPConnection(_host(config), config.port, timeout=PROBE_TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(engine_host(config), config.port, timeout=PROBE_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
@@ -104,8 +105,11 @@ def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return
         connection.close()
 
 
-def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent: bool) -> Health:
-    """Combine the engine's answer with the number of living workers, as Ray said it last, if long ago `ray_silent`."""
+def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent: bool, incomplete: str = "") -> Health:
+    """Combine the engine's answer with the number of living workers, as Ray said it last, if long ago `ray_silent`.
+
+    `incomplete`: why it is not known to complete what it is asked.
+    """
     if probed.error:
         reason = probed.error
     elif config.served_name not in probed.models:
@@ -115,7 +119,7 @@ def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent
     elif workers_alive != config.workers:
         reason = f"{workers_alive} of {config.workers} workers are alive"
     else:
-        reason = ""
+        reason = incomplete
     return Health(not reason, reason, probed.models, config.workers, workers_alive)
 
 

@@ -74,6 +74,34 @@ class EnvVar(ApiModel):
     value: str = Field(max_length=8192, description="Value, as it is: no references to other variables.")
 
 
+class Probe(ApiModel):
+    """A completion of one token, by which an engine shows that it does more than answer health checks.
+
+    It has to give one before it is ready. After that it is asked only when requests are open and nothing has moved for
+    a while, by its metrics.
+    """
+
+    enabled: bool | None = Field(default=None, description="Whether the engine is asked at all. Default: true.")
+    period_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=3600,
+        description="After so long without progress under load the engine is asked. Default: 30.",
+    )
+    timeout_seconds: int | None = Field(
+        default=None, ge=1, le=3600, description="How long the token is waited for. Default: 60."
+    )
+    failure_threshold: int | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description=(
+            "Failures in a row after which the engine is stopped and started again; it has left the traffic with the "
+            "first. Default: 2."
+        ),
+    )
+
+
 class Engine(ApiModel):
     """How vLLM is run."""
 
@@ -118,6 +146,7 @@ class Engine(ApiModel):
             "Default: 30. Changing it restarts nothing."
         ),
     )
+    probe: Probe | None = None
     shm_size: Quantity | None = Field(default=None, description="Size of /dev/shm in each pod. Default: 8Gi.")
 
 

@@ -50,6 +50,12 @@ def submission(deployment: Deployment, replica: int, attempt: Attempt, engine: R
         "stopGraceSeconds": STOP_GRACE_SECONDS,
         "standby": attempt.standby,
     }
+    if engine.probe is not None:
+        config |= {
+            "probePeriodSeconds": engine.probe.period_seconds,
+            "probeTimeoutSeconds": engine.probe.timeout_seconds,
+            "probeFailureThreshold": engine.probe.failure_threshold,
+        }
     environment = {variable.name: variable.value for variable in engine.env}
     environment[CONFIG_VARIABLE] = json.dumps(config, separators=(",", ":"))
     return SubmitJob(

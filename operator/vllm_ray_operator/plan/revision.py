@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
 from vllm_ray_operator.api.base import ApiModel
-from vllm_ray_operator.api.spec import EnvVar, VLLMDeploymentSpec
+from vllm_ray_operator.api.spec import EnvVar, Probe, VLLMDeploymentSpec
 from vllm_ray_operator.plan import model_uri, names
 from vllm_ray_operator.plan.raycluster import ResolvedCluster, Unresolvable, accelerators_per_node, render_cluster
 from vllm_ray_operator.plan.world import Deployment, Manifest, Revision, World
@@ -22,11 +22,24 @@ DEFAULT_PORT = 8000
 DEFAULT_STARTUP_TIMEOUT_SECONDS = 1800
 
 
+DEFAULT_PROBE_PERIOD_SECONDS = 30
+DEFAULT_PROBE_TIMEOUT_SECONDS = 60
+DEFAULT_PROBE_FAILURE_THRESHOLD = 2
+
+
 @dataclass(frozen=True)
 class Defaults:
     """What the installation provides for fields that the user left out."""
 
     engine_image: str | None = None
+
+
+class ResolvedProbe(ApiModel):
+    """How an engine is asked for a token, written out."""
+
+    period_seconds: int
+    timeout_seconds: int
+    failure_threshold: int
 
 
 class ResolvedEngine(ApiModel):
@@ -42,6 +55,7 @@ class ResolvedEngine(ApiModel):
     args: list[str]
     env: list[EnvVar]
     startup_timeout_seconds: int
+    probe: ResolvedProbe | None = None
     restarted_at: datetime | None = None
 
 
@@ -205,7 +219,18 @@ def render_engine(spec: VLLMDeploymentSpec) -> ResolvedEngine:
         args=list(spec.engine.args),
         env=list(spec.engine.env),
         startup_timeout_seconds=spec.engine.startup_timeout_seconds or DEFAULT_STARTUP_TIMEOUT_SECONDS,
+        probe=_probe(spec.engine.probe or Probe()),
         restarted_at=spec.restarted_at,
+    )
+
+
+def _probe(written: Probe) -> ResolvedProbe | None:
+    if written.enabled is False:
+        return None
+    return ResolvedProbe(
+        period_seconds=written.period_seconds or DEFAULT_PROBE_PERIOD_SECONDS,
+        timeout_seconds=written.timeout_seconds or DEFAULT_PROBE_TIMEOUT_SECONDS,
+        failure_threshold=written.failure_threshold or DEFAULT_PROBE_FAILURE_THRESHOLD,
     )
 
 

@@ -372,6 +372,38 @@ def test_hung_engine_is_ended(launch: Launch) -> None:
     assert launch.left() == []
 
 
+PROBE = {"probePeriodSeconds": 0.3, "probeTimeoutSeconds": 0.5, "probeFailureThreshold": 2}
+
+
+def test_ready_only_when_a_first_completion_is_answered(launch: Launch) -> None:
+    launch.tell(completes="500")
+    launch.start(**PROBE)
+    wait_for("the reason", lambda: "answered with 500" in launch.state().get("health", {}).get("reason", ""))
+    assert launch.state()["phase"] == "Loading"
+    launch.tell(completes="200")
+    assert launch.wait_phase("Serving")["health"]["ready"]
+
+
+def test_an_engine_whose_first_completion_ends_it_is_never_ready(launch: Launch) -> None:
+    launch.tell(completes="never")
+    launch.start(**PROBE, startupTimeoutSeconds=3)
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "StartupTimeout")
+    assert "has not completed a first request yet: a completion of one token was not answered" in result["message"]
+
+
+def test_wedged_engine_leaves_the_traffic_and_is_ended(launch: Launch) -> None:
+    launch.start(**PROBE | {"probeFailureThreshold": 4})
+    launch.wait_phase("Serving")
+    launch.tell(completes="never", running="1")
+    wait_for("unready", lambda: not launch.state()["health"]["ready"])
+    assert "not answered within 0.5 s, and nothing has moved" in launch.state()["health"]["reason"]
+    code, result = launch.end()
+    assert (code, result["reason"]) == (1, "EngineStalled")
+    assert result["message"].startswith("the engine answers health checks, but completes nothing: a completion of one")
+    assert launch.left() == []
+
+
 def test_model_path_that_does_not_exist(launch: Launch) -> None:
     launch.start(model="/no/such/model")
     code, result = launch.end()

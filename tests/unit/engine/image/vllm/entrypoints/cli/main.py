@@ -1,5 +1,6 @@
 """An engine. The file `engine` in FAKE_WORLD holds what it does; `health` the status that /health answers;
-once there is a file `closed`, it lives on but does not listen any more.
+once there is a file `closed`, it lives on but does not listen any more. `completes` holds the status that completions
+get, or "never". `running` is the number of its requests.
 """
 
 import json
@@ -57,6 +58,8 @@ def handler(args):
             status, body = int(read("health", "200")), b""
             if self.path == "/metrics":
                 status, body = 200, f"vllm:num_requests_running {read('running', '0')}\n".encode()
+            if self.path == "/is_paused":
+                status = 404
             if self.path == "/v1/models":
                 status = 200
                 body = json.dumps({"data": [{"id": args.served_model_name[0]}]}).encode()
@@ -66,6 +69,14 @@ def handler(args):
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self):
+            status = read("completes", "200")
+            if status == "never":
+                time.sleep(600)
+            self.send_response(int(status))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *_):
             pass
