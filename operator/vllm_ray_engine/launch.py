@@ -83,7 +83,7 @@ class Launcher:
         self.state = state.State(config)
         self._wakeup = Wakeup()
         self._stop_asked = False
-        self._cluster = Cluster(config, self._wakeup.notify)
+        self._cluster = Cluster(config, self._on_view)
         self._control: ControlServer | None = None
         self._engine = EngineProcess()
         self._engine_waits = False
@@ -92,6 +92,7 @@ class Launcher:
         self._patience = health.Patience()
         self._completions = completion.Completions(config, completion.Engine(config, self._probe_key))
         self._answers = False
+        self._judging = threading.Lock()
         self._drain: traffic.Drain | None = None
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
@@ -277,19 +278,33 @@ class Launcher:
                 seen_traffic, drained = self._drain.look(time.monotonic())
                 self.state.observe_drain(seen_traffic.connections, seen_traffic.requests, drained=drained)
             probed = health.probe(self.config, self._probe_key)
-            view = self._cluster.view
-            silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
-            seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent)
-            self._answers = seen.ready
-            incomplete = self._completions.error
-            seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent, incomplete=incomplete)
-            seen = self._patience.judge(self._health, probed, seen, time.monotonic())
-            if seen.ready:
-                self._last_ready = time.monotonic()
-            if seen != self._health:
-                self._health = seen
-                self.state.update(health=seen.as_dict())
-                self._wakeup.notify()
+            with self._judging:
+                self._judge(probed)
+
+    def _judge(self, probed: health.Probe) -> None:
+        view = self._cluster.view
+        silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
+        seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent)
+        self._answers = seen.ready
+        incomplete = self._completions.error
+        seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent, incomplete=incomplete)
+        self._show(self._patience.judge(self._health, probed, seen, time.monotonic()))
+
+    def _show(self, seen: health.Health) -> None:
+        if seen.ready:
+            self._last_ready = time.monotonic()
+        if seen != self._health:
+            self._health = seen
+            self.state.update(health=seen.as_dict())
+            self._wakeup.notify()
+
+    def _on_view(self) -> None:
+        """Take note of what Ray says: a lost worker does not wait for the end of a health check."""
+        with self._judging:
+            if self._health.ready:
+                probed = health.Probe(200, self._health.models)
+                self._show(health.judge(self.config, probed, self._cluster.view.workers_alive, ray_silent=False))
+        self._wakeup.notify()
 
     def _begin_drain(self) -> None:
         """Take note that the engine has left the traffic, from when on clients are to go; called by the endpoint."""

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from .ray_cluster import HEAD, SLOT, WORKER, free_port, get, wait_for
 GONE_SECONDS = 10
 START_SECONDS = 300
 """A start takes about 50 s on two idle cores."""
+PROBE = {"probePeriodSeconds": 3, "probeTimeoutSeconds": 3, "probeFailureThreshold": 100}
 
 
 @pytest.fixture
@@ -82,9 +84,10 @@ def serves_over_two_nodes(attempt: Attempt, state: dict[str, Any]) -> None:
 def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Attempts) -> None:
     """One engine serves while two standbys warm up: one is cancelled, the other takes the accelerators over."""
     started = time.monotonic()
-    old = attempt_of.start("--middleware=starlette.middleware.gzip.GZipMiddleware")
+    old = attempt_of.start("--middleware=starlette.middleware.gzip.GZipMiddleware", **PROBE)
     serves_over_two_nodes(old, old.wait_phase("Serving", START_SECONDS))
     print(f"MEASURED submission to Serving: {time.monotonic() - started:.1f} s")
+    is_unready_while_it_stands_still(old)
     workers = sorted(row["actor_id"] for row in old.cluster.actors(old.instance_id))
 
     started = time.monotonic()
@@ -133,6 +136,26 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
         assert request.result() == 200
         print(f"MEASURED stop to the end of the request in flight: {time.monotonic() - stopped:.1f} s")
     wait_gone(new)
+
+
+def is_unready_while_it_stands_still(attempt: Attempt) -> None:
+    """Stop a worker in the middle of its work, as a collective operation that hangs does, and let it go on."""
+    worker = attempt.cluster.actors(attempt.instance_id)[0]["pid"]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            stopped = time.monotonic()
+            request = pool.submit(attempt.complete, 4, 200)
+            seen = wait_for("it to be unready", lambda: not (s := attempt.state()["health"])["ready"] and s, 100)
+            print(f"MEASURED request to a wedged engine to unready, probe {PROBE}: {time.monotonic() - stopped:.1f} s")
+            assert "was not answered within 3 s, and nothing has moved" in seen["reason"]
+            assert seen["workersAlive"] == 2
+            assert get(f"http://{HEAD}:{attempt.port}/health")[0] == 200
+            os.kill(worker, signal.SIGCONT)
+            assert request.result() == 200
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    wait_for("it to be ready again", lambda: attempt.state()["health"]["ready"], 30)
 
 
 def lets_clients_go(attempt: Attempt, encoding: str | None = None) -> None:

@@ -102,18 +102,18 @@ class Launch:
 
     def start(
         self, *, environment: dict[str, str] | None = None, patience: float = 30, silence: float = 60,
-        guarded: bool = False, supervised: bool = False, **changes: Any,
+        slowness: float = 0.5, guarded: bool = False, supervised: bool = False, **changes: Any,
     ) -> None:  # fmt: skip
         """Start it, `guarded` by the guard, and that `supervised` by one more process.
 
-        `patience` stands in for LOST_SECONDS, `silence` for HUNG_SECONDS.
+        `patience` stands in for LOST_SECONDS, `silence` for HUNG_SECONDS, `slowness` for PROBE_TIMEOUT_SECONDS.
         """
         config = DATA | {"port": self.port, "controlPort": int(self.control.rpartition(":")[2])} | changes
         script = f"""if True:
             from vllm_ray_engine import launch, plugin
             from vllm_ray_engine.launcher import cluster, health
             plugin.PATCHES = ()  # the stand-in for vLLM has none of its internals
-            health.HUNG_SECONDS, health.PROBE_TIMEOUT_SECONDS = {silence}, 0.5
+            health.HUNG_SECONDS, health.PROBE_TIMEOUT_SECONDS = {silence}, {slowness}
             cluster.POLL_ACTORS_SECONDS = launch.HEALTH_SECONDS = 0.1
             launch.LOST_SECONDS = {patience}
             launch.main()"""

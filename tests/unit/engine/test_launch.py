@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from vllm_ray_engine.launcher.traffic import open_connections
+
 from .conftest import DATA, Launch, wait_for
 
 
@@ -313,6 +315,24 @@ def test_node_that_dies_ends_it(launch: Launch, phase: str) -> None:
         "Ray died on pod-1 (127.0.0.1), and the workers there with it: look at that pod and its node"
     )
     assert launch.left() == []
+
+
+def test_a_lost_worker_is_told_while_a_health_check_hangs(launch: Launch) -> None:
+    launch.start(slowness=60, silence=120)
+    launch.wait_phase("Serving")
+    os.kill(launch.engine(), signal.SIGSTOP)
+    asked = launch.port
+    wait_for("a health check that hangs", lambda: open_connections(asked) == 1 and hangs(asked), 30)
+    version = launch.state()["version"]
+    launch.tell(workers="1")
+    state = launch.state(f"?since={version}&waitSeconds=15")
+    assert (state["health"]["ready"], state["health"]["reason"]) == (False, "1 of 2 workers are alive")
+
+
+def hangs(port: int) -> bool:
+    """Whether the connection that is there now is there half a second later."""
+    time.sleep(0.5)
+    return open_connections(port) == 1
 
 
 def test_health_that_recovers_does_not_end_it(launch: Launch) -> None:
