@@ -286,9 +286,13 @@ class Launcher:
         silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
         seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent)
         self._answers = seen.ready
-        incomplete = self._completions.error
-        seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent, incomplete=incomplete)
+        seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent, unfit=self._unfit())
         self._show(self._patience.judge(self._health, probed, seen, time.monotonic()))
+
+    def _unfit(self) -> str:
+        if dead := self._cluster.view.dead_nodes:
+            return f"Ray died on {', '.join(dead)}"
+        return self._completions.error
 
     def _show(self, seen: health.Health) -> None:
         if seen.ready:
@@ -299,11 +303,12 @@ class Launcher:
             self._wakeup.notify()
 
     def _on_view(self) -> None:
-        """Take note of what Ray says: a lost worker does not wait for the end of a health check."""
+        """Take note of what Ray says: what is lost does not wait for the end of a health check."""
         with self._judging:
             if self._health.ready:
                 probed = health.Probe(200, self._health.models)
-                self._show(health.judge(self.config, probed, self._cluster.view.workers_alive, ray_silent=False))
+                alive = self._cluster.view.workers_alive
+                self._show(health.judge(self.config, probed, alive, ray_silent=False, unfit=self._unfit()))
         self._wakeup.notify()
 
     def _begin_drain(self) -> None:

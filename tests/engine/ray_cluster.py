@@ -107,7 +107,7 @@ class RayCluster:
         subprocess.run(
             [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={address}",
              f"--dashboard-agent-listen-port={free_port()}", *arguments],
-            env=self._environment(address), check=True, timeout=120, stdin=subprocess.DEVNULL,
+            env=self._environment(address), check=True, timeout=300, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def stop(self) -> None:

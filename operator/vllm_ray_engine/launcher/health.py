@@ -105,10 +105,10 @@ def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return
         connection.close()
 
 
-def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent: bool, incomplete: str = "") -> Health:
+def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent: bool, unfit: str = "") -> Health:
     """Combine the engine's answer with the number of living workers, as Ray said it last, if long ago `ray_silent`.
 
-    `incomplete`: why it is not known to complete what it is asked.
+    `unfit`: what else is known against it.
     """
     if probed.error:
         reason = probed.error
@@ -119,7 +119,7 @@ def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent
     elif workers_alive != config.workers:
         reason = f"{workers_alive} of {config.workers} workers are alive"
     else:
-        reason = incomplete
+        reason = unfit
     return Health(not reason, reason, probed.models, config.workers, workers_alive)
 
 

@@ -17,6 +17,7 @@ from vllm_ray_operator.plan.world import AttemptView
 
 POLL_SECONDS = 2.0
 STARTING_POLL_SECONDS = 10.0
+SILENT_POLL_SECONDS = 0.5
 SILENCE_SECONDS = 6.0
 
 
@@ -77,7 +78,7 @@ def _show(aim: Aim, draft: Draft, view: AttemptView) -> None:
         _forgive(aim, draft, attempt.ready_time)
         return
     if engine is None and draft.status.phase == "Ready" and _is_patient(aim, attempt):
-        draft.wake(POLL_SECONDS)
+        draft.wake(SILENT_POLL_SECONDS)
         return
     if attempt.ready_time is not None:
         reason = engine.reason or engine.message if engine else attempts.silence(view)

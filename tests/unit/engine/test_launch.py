@@ -309,6 +309,10 @@ def test_node_that_dies_ends_it(launch: Launch, phase: str) -> None:
         launch.wait_phase(phase)
         raylet.settimeout(10)
         raylet.accept()[0].close()
+    if phase == "Serving":
+        wait_for("it to be unready", lambda: not launch.state()["health"]["ready"])
+        assert launch.state()["phase"] == "Serving", "before it is ended"
+        assert launch.state()["health"]["reason"] == "Ray died on pod-1 (127.0.0.1)"
     code, result = launch.end(timeout=20)
     assert (code, result["reason"]) == (1, "WorkerDied")
     assert result["message"] == (

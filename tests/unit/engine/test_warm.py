@@ -239,7 +239,7 @@ def test_warming_takes_but_a_share_of_the_startup_timeout(
     assert limits == [expected]
     now = warm.time.monotonic()
     ready = min(120, timeout / 4)
-    monkeypatch.setattr(warm.time, "monotonic", lambda: now + ready - 2)
+    monkeypatch.setattr(warm.time, "monotonic", lambda: now + ready - 8)
     assert not core.ready()
     monkeypatch.setattr(warm.time, "monotonic", lambda: now + ready + 1)
     assert core.ready()

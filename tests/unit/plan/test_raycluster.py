@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.plan import build
@@ -236,6 +236,7 @@ def test_slots_of_several_pods() -> None:
     assert sync(live([("slot-0", 1)]), {0}, resolved) == [("slot-0", 2)]
 
 
+@settings(deadline=None)  # a loaded machine
 @given(
     groups=st.dictionaries(st.integers(0, 6), st.integers(0, 2), max_size=6),
     with_pods=st.sets(st.integers(0, 6)),

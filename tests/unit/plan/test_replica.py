@@ -105,6 +105,9 @@ def test_what_is_submitted() -> None:
         "startupTimeoutSeconds": 1785,
         "stopGraceSeconds": 20,
         "standby": False,
+        "probePeriodSeconds": 30,
+        "probeTimeoutSeconds": 60,
+        "probeFailureThreshold": 2,
     }
 
 
@@ -222,7 +225,7 @@ def test_a_launcher_that_is_silent_for_a_moment_keeps_its_traffic() -> None:
     scene.see(build.view(build.job()))
     scene.step()
     assert scene.phase == "Ready"
-    assert scene.last.wake_after == 2
+    assert scene.last.wake_after == 0.5
     scene.now += timedelta(seconds=5.9)
     scene.step()
     assert scene.phase == "Ready"
