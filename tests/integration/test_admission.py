@@ -189,6 +189,7 @@ GOOD: dict[str, Object] = {
     "suspended": {"suspend": True, "rollout": {"maxSurge": 1}},
     "paused, not suspended": {"suspend": False, "rollout": {"paused": True}},
     "undo": {"rollout": {"toRevision": "chat-engine-1a2b3c4d", "toClusterRevision": "chat-cluster-1a2b3c4d"}},
+    "blue and green": {"rollout": {"clusterUpgrade": "BlueGreen"}},
     "restart": {"restartedAt": "2026-01-02T03:04:05Z", "restart": {"backoffSeconds": 300, "crashLoopAfter": 1}},
     "no drain, no history": {"engine": {"drainTimeoutSeconds": 0}, "revisionHistoryLimit": 0},
     "overlay of anything": workers(template={"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}),
@@ -238,10 +239,10 @@ BAD: dict[str, tuple[Object, str, str]] = {
         "spec.rollout.maxUnavailable",
         "should be greater than or equal to 0",
     ),
-    "an upgrade that is not there yet": (
-        {"rollout": {"clusterUpgrade": "BlueGreen"}},
+    "another way to upgrade": (
+        {"rollout": {"clusterUpgrade": "Canary"}},
         "spec.rollout.clusterUpgrade",
-        'supported values: "Recreate"',
+        'supported values: "Recreate", "BlueGreen"',
     ),
     "another way to roll": ({"rollout": {"type": "OnDelete"}}, "spec.rollout.type", "supported values"),
     "undo of the other kind": (
@@ -451,7 +452,7 @@ def test_a_cluster_for_each_replica_leaves_fewer_characters(server: Server) -> N
     longest = server.create(deployment(own, "x" * rules.MAX_NAME_LENGTH_PER_REPLICA))
     assert not isinstance(longest, Refusal), longest.causes
     longer = "x" * (rules.MAX_NAME_LENGTH_PER_REPLICA + 1)
-    refused(server.create(deployment(own, longer)), "metadata.name", "at most 40 characters when")
+    refused(server.create(deployment(own, longer)), "metadata.name", "at most 39 characters when")
     shared = server.create(deployment({"cluster": {"policy": "Shared"}}, longer))
     assert not isinstance(shared, Refusal), shared.causes
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from vllm_ray_operator.api import owned
 
 # A RayCluster's name may have 53 characters; the operator adds "-" and 8 hex digits, for a cluster of one replica also
-# "-" and its number of up to 3 digits (spec.replicas and what may surge, 256 each).
+# "-" and its number of up to 4 digits (spec.replicas of several cluster revisions, and what may surge, 256 each).
 MAX_NAME_LENGTH = 44
-MAX_NAME_LENGTH_PER_REPLICA = 40
+MAX_NAME_LENGTH_PER_REPLICA = 39
 MAX_ACCELERATORS = 1024
 DEFAULT_ACCELERATOR = "nvidia.com/gpu"
 

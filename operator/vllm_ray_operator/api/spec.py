@@ -221,7 +221,7 @@ class Cluster(ApiModel):
         description=(
             "Shared (default): one RayCluster with a slot for each replica. PerReplica: a RayCluster for each replica, "
             "so that the loss of a head takes one replica, and a change of the image or the pods goes from replica to "
-            "replica; each has a head pod of its own, and metadata.name at most 40 characters."
+            "replica; each has a head pod of its own, and metadata.name at most 39 characters."
         ),
     )
     head: Head | None = None
@@ -263,12 +263,13 @@ class Rollout(ApiModel):
             "them over (default). It takes main memory of the slot for a while; false: first stop, then start."
         ),
     )
-    cluster_upgrade: Literal["Recreate"] = Field(
+    cluster_upgrade: Literal["Recreate", "BlueGreen"] = Field(
         default="Recreate",
         description=(
-            "How a change of the image or the pods is made. Recreate (default, and the only way yet): a RayCluster "
-            "goes before the next is made, so no spare accelerators are needed. With cluster.policy Shared all "
-            "replicas stop for that, with PerReplica one after the other as in any roll."
+            "How a change of the image or the pods is made. Recreate (default): a RayCluster goes before the next is "
+            "made, so no spare accelerators are needed. With cluster.policy Shared all replicas stop for that, with "
+            "PerReplica one after the other as in any roll. BlueGreen: new replicas come up beside the old ones in "
+            "RayClusters of their own, with as many accelerators again, and one of the old goes for each that is ready."
         ),
     )
     progress_deadline_seconds: int | None = Field(

@@ -11,7 +11,7 @@ from vllm_ray_operator.api.status import Attempt, ReplicaStatus
 from vllm_ray_operator.plan.actions import Action
 from vllm_ray_operator.plan.raycluster import ResolvedCluster
 from vllm_ray_operator.plan.revision import Chosen, ResolvedEngine, ray_cluster
-from vllm_ray_operator.plan.roster import Roster
+from vllm_ray_operator.plan.roster import REPLACED, Roster
 from vllm_ray_operator.plan.submissions import Census
 from vllm_ray_operator.plan.world import AttemptView, World
 
@@ -59,10 +59,25 @@ class Aim:
         return frozenset({self.engine.name, *same})
 
     def home(self, replica: ReplicaStatus) -> Home:
-        """Return where a replica is carried. A shared RayCluster is made anew for all of them at once."""
-        own = self.cluster.resolved.policy == "PerReplica"
-        kept = self.clusters.get(replica.cluster_revision or "") if own else None
+        """Return where a replica is carried. A shared RayCluster that is made anew takes all of them along."""
+        together = self.cluster.resolved.policy == "Shared" and not self.is_beside
+        kept = None if together else self.clusters.get(replica.cluster_revision or "")
         return self._home(kept or self.cluster, replica.index)
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether new RayClusters come up beside the old ones, with new replicas."""
+        return self.world.deployment.spec.rollout.cluster_upgrade == "BlueGreen"
+
+    def is_at_home(self, replica: ReplicaStatus) -> bool:
+        """Whether a replica is carried where the user asks for, or is taken there."""
+        return self.home(replica).name == self.newest_home(replica.index).name
+
+    def dismissal(self, replica: ReplicaStatus) -> tuple[str, str]:
+        """Return reason and message of the end of a replica that is not to run."""
+        if self.is_beside and not self.roster.suspended and not self.is_at_home(replica):
+            return REPLACED, "a replica of the new cluster revision serves in its place"
+        return self.roster.dismissal
 
     def newest_home(self, index: int) -> Home:
         """Return where the user asks for a replica to be carried."""

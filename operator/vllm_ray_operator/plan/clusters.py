@@ -12,7 +12,20 @@ from vllm_ray_operator.api.status import Attempt, ReplicaStatus
 from vllm_ray_operator.plan import fence, names, raycluster
 from vllm_ray_operator.plan.actions import Action, Create, Delete
 from vllm_ray_operator.plan.aim import Aim, Draft, Home
+from vllm_ray_operator.plan.raycluster import ResolvedCluster
+from vllm_ray_operator.plan.revision import Chosen
 from vllm_ray_operator.plan.world import World
+
+
+def replaced(
+    world: World, cluster: Chosen[ResolvedCluster], kept: Mapping[str, Chosen[ResolvedCluster]]
+) -> frozenset[int]:
+    """Return the indices of the replicas in whose place others come up beside them, in other RayClusters."""
+    spec = world.deployment.spec
+    if spec.rollout.cluster_upgrade != "BlueGreen" or spec.suspend:
+        return frozenset()
+    before = {r.index: kept.get(r.cluster_revision or "") for r in world.deployment.status.replicas}
+    return frozenset(index for index, chosen in before.items() if chosen and chosen.digest != cluster.digest)
 
 
 def settle(aim: Aim, draft: Draft) -> None:

@@ -65,7 +65,11 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     if count < spec.replicas:
         world = replace(world, problems=(_too_many(spec.replicas, room), *world.problems))
     limits = rollout.limits(spec.rollout, count)
-    chosen = roster.choose(world, count, min(rollout.surge(world, limits.surge), room - count))
+    old = clusters.replaced(world, cluster, kept[0])
+    if old:
+        chosen = roster.choose_beside(world, count, old, held=held)
+    else:
+        chosen = roster.choose(world, count, min(rollout.surge(world, limits.surge), room - count))
     aim = Aim(world, now, chosen, census, cluster, kept[0], engine, kept[1], held, counter.take, new_nonce)
 
     drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen, census)]
@@ -145,7 +149,7 @@ def _status(
     updated = sum(rollout.is_updated(aim, r) for r in wanted)
     judged = status.verdicts(
         status.Situation(replicas, aim.roster, updated, roll, waits, deployment.spec.restart.crash_loop_after),
-        status.cluster_verdict(_places(aim, wanted), problems, suspended=aim.roster.suspended),
+        status.cluster_verdict(_places(aim, replicas), problems, suspended=aim.roster.suspended),
         problems,
     )
     conditions = status.conditions(deployment.status, judged, generation, aim.now)
@@ -169,7 +173,7 @@ def _status(
     return after, list(status.news(deployment.status, conditions, problems))
 
 
-def _places(aim: Aim, wanted: Sequence[ReplicaStatus]) -> list[Place]:
+def _places(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Place]:
     """Return the RayClusters that carry replicas, with what each lacks. A shared one has to be there without any.
 
     While the deployment is suspended they are those that have not gone yet.
@@ -177,12 +181,13 @@ def _places(aim: Aim, wanted: Sequence[ReplicaStatus]) -> list[Place]:
     world, places = aim.world, list[Place]()
     if aim.roster.suspended:
         return [Place(cluster.name, cluster, head_obstacle(cluster)) for cluster in world.clusters]
-    for replica in wanted:
+    running = [r for r in replicas if r.index in aim.roster.running]
+    for replica in running:
         home = aim.home(replica)
         cluster = world.cluster(home.name)
         pods = home.revision.resolved.pods_per_slot
         places.append(Place(home.name, cluster, start_obstacle(cluster, replica.index, pods)))
-    if not wanted and aim.cluster.resolved.policy == "Shared":
+    if not running and aim.cluster.resolved.policy == "Shared":
         name = aim.newest_home(0).name
         places.append(Place(name, world.cluster(name), head_obstacle(world.cluster(name))))
     return places

@@ -100,7 +100,7 @@ def take(aim: Aim, drafts: Iterable[Draft], limits: Limits) -> None:
 def _needs_standby(aim: Aim, replica: ReplicaStatus) -> bool:
     """Whether a replica that serves is not to be taken before its standby is ready. In new pods there can be none."""
     policy = aim.world.deployment.spec.rollout
-    if not _is_home(aim, replica):
+    if not aim.is_at_home(replica):
         return False
     if not policy.standby or policy.type == "Recreate" or not standby.fits(aim, replica):
         return False
@@ -109,20 +109,23 @@ def _needs_standby(aim: Aim, replica: ReplicaStatus) -> bool:
 
 def _is_to_be_taken(aim: Aim, replica: ReplicaStatus) -> bool:
     attempt = replica.attempt
-    if attempt is None or attempt.stop is not None or replica.index not in aim.roster.asked:
+    if attempt is None or attempt.stop is not None or replica.index not in _in_question(aim):
         return False
+    if aim.is_beside and not aim.is_at_home(replica):
+        return False  # another takes its place
     return aim.is_outdated(replica.index, attempt)
+
+
+def _in_question(aim: Aim) -> frozenset[int]:
+    """Return the replicas that a roll is about: while new ones come up beside old ones, all of them."""
+    return aim.roster.running if aim.roster.old else aim.roster.asked
 
 
 def is_updated(aim: Aim, replica: ReplicaStatus) -> bool:
     """Whether a replica is what the user asks for, ready or not."""
     if replica.attempt is not None:
         return not aim.is_outdated(replica.index, replica.attempt)
-    return replica.revision is not None and aim.is_newest(replica.revision) and _is_home(aim, replica)
-
-
-def _is_home(aim: Aim, replica: ReplicaStatus) -> bool:
-    return aim.home(replica).name == aim.newest_home(replica.index).name
+    return replica.revision is not None and aim.is_newest(replica.revision) and aim.is_at_home(replica)
 
 
 def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | None:
@@ -131,9 +134,10 @@ def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | Non
     if aim.roster.suspended:
         # One that is held goes on as it was; else all start as the newest.
         return stored.model_copy(update={"paused": policy.paused}) if stored is not None and aim.held else None
-    wanted = [r for r in replicas if r.index in aim.roster.asked]
-    done = sum(is_updated(aim, r) and r.phase == "Ready" for r in wanted)
-    if done == len(wanted):
+    wanted = [r for r in replicas if r.index in _in_question(aim)]
+    count = len(aim.roster.asked)
+    done = min(count, sum(is_updated(aim, r) and r.phase == "Ready" for r in wanted))
+    if done == count and not aim.roster.old:
         return None
     if stored is None or not _leads_to(stored, aim.cluster.name, aim.engine.name):
         if stored is None and not any(_was_otherwise(aim, r) for r in wanted):
@@ -152,7 +156,7 @@ def progress(aim: Aim, replicas: Sequence[ReplicaStatus]) -> RolloutStatus | Non
     return RolloutStatus(
         cluster_revision=stored.cluster_revision,
         revision=stored.revision,
-        updated_ready=max(done, min(stored.updated_ready, len(wanted))),
+        updated_ready=max(done, min(stored.updated_ready, count)),
         progress_time=since,
         paused=policy.paused,
         stalled=not policy.paused and aim.now - since >= deadline(aim.world.deployment.spec, aim.engine.resolved),

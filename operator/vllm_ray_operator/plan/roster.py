@@ -6,6 +6,7 @@ A choice is not remembered as such: it follows from what the replicas are. What 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -17,15 +18,20 @@ NOTHING, PERHAPS, SERVES = range(3)
 
 SCALED_DOWN = "ScaledDown"
 SUSPENDED = "Suspended"
+REPLACED = "Replaced"
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The indices of the replicas that are ``asked`` for and have room, and of those that a roll has beyond."""
+    """The indices of the replicas that are ``asked`` for and have room, and of those that a roll has beyond.
+
+    ``old``: those asked for that stand in for new ones, in RayClusters of another revision, which are not ready yet.
+    """
 
     asked: frozenset[int]
     surge: frozenset[int]
     suspended: bool = False
+    old: frozenset[int] = frozenset()
 
     @property
     def running(self) -> frozenset[int]:
@@ -60,6 +66,27 @@ def choose(world: World, replicas: int, surge: int) -> Roster:
     return Roster(frozenset(asked), frozenset(beyond), spec.suspend)
 
 
+def choose_beside(world: World, old: Collection[int], *, held: bool) -> Roster:
+    """Choose the replicas while new ones come up beside the ``old``, in RayClusters of their own.
+
+    As many new ones are there as are asked for. Those that serve stay, new or old; the new before the old, so that one
+    of the old goes for each new one that is ready. While the roll is ``held`` it is the other way round: none is taken.
+    """
+    spec, stored = world.deployment.spec, world.deployment.status.replicas
+
+    def rank(replica: ReplicaStatus) -> tuple[bool, int, bool, bool, int]:
+        leaves, lack, fails, index = _rank(world, replica)
+        return (leaves, lack, (replica.index in old) != held, fails, index)
+
+    ranked = sorted(stored, key=rank)
+    new = [r.index for r in ranked if r.index not in old][: spec.replicas]
+    taken = {r.index for r in stored}
+    new += islice((index for index in count() if index not in taken), spec.replicas - len(new))
+    asked = [r.index for r in ranked if r.index in old or r.index in new][: spec.replicas]
+    asked += [index for index in new if index not in asked][: spec.replicas - len(asked)]
+    return Roster(frozenset(asked), frozenset(new) - frozenset(asked), False, frozenset(asked) & frozenset(old))
+
+
 def worth(replica: ReplicaStatus) -> int:
     """Return what is lost with a replica. One that is silent may serve all the same: it may be us who are cut off."""
     if replica.phase == "Ready":
@@ -71,7 +98,7 @@ def worth(replica: ReplicaStatus) -> int:
 def _rank(world: World, replica: ReplicaStatus) -> tuple[bool, int, bool, int]:
     """Return where a replica stands in the line of those that stay."""
     attempts = replica.attempts
-    leaves = any(attempt.stop is not None and attempt.stop.reason == SCALED_DOWN for attempt in attempts)
+    leaves = any(attempt.stop is not None and attempt.stop.reason in (SCALED_DOWN, REPLACED) for attempt in attempts)
     fails = replica.failures > 0 or any(attempt.stop is not None and attempt.stop.failure for attempt in attempts)
     return (leaves, -_worth_by_now(world, replica), fails or not attempts, replica.index)
 

@@ -108,7 +108,7 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
         text = f"replica {draft.status.index}, standby {standby.number}: {reason}: {message}"
         draft.actions.append(Emit("Warning", "StandbyFailed", text))
     elif not wanted:
-        found = aim.roster.dismissal
+        found = aim.dismissal(draft.status)
     elif aim.is_outdated(draft.status.index, standby):
         found = "NewRevision", "the spec has changed"
     elif aim.held and (draft.status.attempt is None or draft.status.attempt.stop is None):

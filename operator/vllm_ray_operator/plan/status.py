@@ -98,6 +98,11 @@ class Situation:
         return [r for r in self.replicas if r.index in self.roster.asked]
 
     @property
+    def running(self) -> list[ReplicaStatus]:
+        """Those and what a roll has beyond them."""
+        return [r for r in self.replicas if r.index in self.roster.running]
+
+    @property
     def count(self) -> int:
         """How many are asked for."""
         return len(self.roster.asked)
@@ -151,7 +156,9 @@ def _main(situation: Situation, cluster: Verdict, problems: Sequence[Problem]) -
         refused = _refused(situation)
         if refused is not None:
             return Verdict("False", refused[0], f"{figures}: {refused[1]}")
-        return Verdict("False", "RollingUpdate", figures)
+        unready = [r for r in situation.running if r.phase != "Ready"]
+        if not unready or not situation.roster.old:
+            return Verdict("False", "RollingUpdate", figures)
     reason, detail = _why_not_ready(unready, cluster)
     if rollout is not None and cluster.status == "True" and not any(_has_failed(r) for r in unready):
         reason = "RollingUpdate"
@@ -187,7 +194,7 @@ def _progressing(situation: Situation, main: Verdict, problems: Sequence[Problem
 
 def _degraded(situation: Situation, main: Verdict, cluster: Verdict, problems: Sequence[Problem]) -> Verdict:
     """Say whether something has failed and is not repaired yet: the deployment first, then the worst replica."""
-    wanted, rollout = situation.wanted, situation.rollout
+    wanted, rollout = situation.running, situation.rollout
     if problems or (cluster.status == "False" and cluster.reason not in _HARMLESS):
         return Verdict("True", main.reason, main.message)
     # A replica in a crash loop stays one while it is ready for now.

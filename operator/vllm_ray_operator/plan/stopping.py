@@ -40,7 +40,7 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
         text = f"replica {draft.status.index}, attempt {attempt.number}: {stop.message}"
         draft.actions.append(Emit("Warning", stop.reason, text))
     elif not wanted:
-        retire(aim, draft, *aim.roster.dismissal)
+        retire(aim, draft, *aim.dismissal(draft.status))
     elif attempt.ray_cluster != aim.home(draft.status).name:
         retire(aim, draft, "NewRevision", "the spec has changed")
 

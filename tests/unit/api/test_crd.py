@@ -126,7 +126,7 @@ def test_admission_refuses_at_least_what_the_launcher_refuses() -> None:
 
 
 def test_the_longest_name_makes_a_name_that_kuberay_takes() -> None:
-    digest, last = names.short_hash({}), 255 + 256  # spec.replicas and what may surge
+    digest, last = names.short_hash({}), 9999
     assert len(names.ray_cluster("x" * rules.MAX_NAME_LENGTH, digest)) == 53
     assert len(names.ray_cluster("x" * rules.MAX_NAME_LENGTH_PER_REPLICA, digest, last)) == 53
 

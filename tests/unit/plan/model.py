@@ -359,7 +359,8 @@ class World:
                 assert attempt.number > highest, f"I1: number {attempt.number} is not new"
                 self.ids[attempt.instance_id] = attempt.number
         running = [r for r in self.status.replicas if not is_stopped(r)]
-        assert len(running) <= self.raw["replicas"] + self.policy("maxSurge"), "I5: more than may surge"
+        beside = self.raw["replicas"] if self.is_beside else 0
+        assert len(running) <= self.raw["replicas"] + max(self.policy("maxSurge"), beside), "I5: more than may surge"
         if plan.status != before:
             self.note(f"status {' '.join(map(_word, self.status.replicas))}")
 
@@ -367,13 +368,17 @@ class World:
     def is_per_replica(self) -> bool:
         return bool(self.raw["cluster"].get("policy") == "PerReplica")
 
+    @property
+    def is_beside(self) -> bool:
+        return bool(self.raw.get("rollout", {}).get("clusterUpgrade") == "BlueGreen")
+
     def policy(self, field: str) -> int:
         return int(self.raw.get("rollout", {}).get(field, {"maxUnavailable": 1, "maxSurge": 0}[field]))
 
     def check_roll(self, observed: seen.World, plan: Plan) -> None:
         """I5: a roll takes an engine that serves only if enough stay ready, and none while it is paused."""
         before = {r.attempt.instance_id: r for r in self.status.replicas if r.attempt is not None}
-        taken, dismissed = [], []
+        taken, replaced, dismissed = [], [], []
         for replica in plan.status.replicas:
             attempt = replica.attempt
             old = before.get(attempt.instance_id) if attempt is not None else None
@@ -383,15 +388,19 @@ class World:
             serves = old.phase == "Ready" and engine is not None and engine.ready
             if attempt.stop is not None and attempt.stop.reason == "ScaledDown" and serves:
                 dismissed.append(replica.index)
+            if attempt.stop is not None and attempt.stop.reason == "Replaced" and serves:
+                replaced.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "NewRevision":
                 assert not observed.deployment.spec.rollout.paused, f"replica {replica.index} is taken in a pause"
-                if serves and (self.is_per_replica or attempt.ray_cluster == plan.status.ray_cluster):
+                if serves and (self.is_per_replica or self.is_beside or attempt.ray_cluster == plan.status.ray_cluster):
                     taken.append(replica.index)
         self._check_scale(observed, plan, dismissed)
         ready = [r.index for r in plan.status.replicas if r.phase == "Ready"]
         if taken and self.raw.get("rollout", {}).get("type") != "Recreate":
             least = self.raw["replicas"] - self.policy("maxUnavailable")
             assert len(ready) >= least, f"I5: {taken} are taken, {ready} stay ready, {least} have to"
+        enough = len(ready) + len(taken) >= self.raw["replicas"]
+        assert enough or not replaced, f"I5: {replaced} are replaced, {ready} stay ready, {taken} are taken"
 
     def _check_scale(self, observed: seen.World, plan: Plan, dismissed: list[int]) -> None:
         """One that serves leaves only if all that stay serve too, and nothing is forgotten that is asked for."""
@@ -545,7 +554,7 @@ def written(status: VLLMDeploymentStatus) -> list[Attempt]:
 def leaves(replica: ReplicaStatus) -> bool:
     """Whether a replica is there only until its attempts are gone."""
     reasons = {attempt.stop.reason for attempt in replica.attempts if attempt.stop is not None}
-    return "ScaledDown" in reasons
+    return bool({"ScaledDown", "Replaced"} & reasons)
 
 
 def is_stopped(replica: ReplicaStatus) -> bool:

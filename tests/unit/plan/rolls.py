@@ -1,7 +1,8 @@
 """Plays a deployment: what is planned happens, engines load and end in known time, and each line says how all are.
 
-Where replicas have RayClusters of their own, a line also names those that there are: `A0` is that of replica 0 at the
-first cluster revision. A replica that does not stand at the place of its index is written with it: ``2:Ready3``.
+Where there may be several RayClusters, a line also names those that there are: `A` is that of the first cluster
+revision, `A0` that of replica 0. A replica that does not stand at the place of its index is written with it:
+``2:Ready3``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Play:
     ) -> None:
         self.scene: Scene = build.serving(raw)
         self.breaks, self.lame = breaks, lame
+        upgrade = raw.get("rollout", {}).get("clusterUpgrade")
+        self.names_clusters = raw.get("cluster", {}).get("policy") == "PerReplica" or upgrade == "BlueGreen"
         self.stopping: set[str] = set()
         self.deleted: list[str] = []  # RayClusters
         self.log: list[str] = []
@@ -43,7 +46,7 @@ class Play:
 
     def note(self) -> None:
         line = "  ".join(self._word(r) for r in self.scene.status.replicas)
-        if self.scene.status.ray_cluster is None:
+        if self.names_clusters:
             line += f" | {' '.join(sorted(map(self._cluster, self.scene.clusters)))}"
         if not self.log or self.log[-1] != line:
             self.log.append(line)
@@ -109,17 +112,12 @@ class Play:
         elif isinstance(action, StopJob):
             self.stopping.add(action.submission_id)
         elif isinstance(action, Create) and _is_ray_cluster(action):
-            self._make(action.manifest) if scene.status.ray_cluster is None else self._make_shared()
+            self._make(action.manifest)
         elif isinstance(action, Delete) and action.kind == "RayCluster":
             del scene.clusters[action.name]
             self.deleted.append(action.name)
-        elif isinstance(action, PatchCluster) and scene.status.ray_cluster is None:
-            self._shrink(action)
         elif isinstance(action, PatchCluster):
-            self._make_shared()
-
-    def _make_shared(self) -> None:
-        self.scene.make_cluster([r.index for r in self.scene.status.replicas if r.phase != "Stopped"])
+            self._patch(action)
 
     def _make(self, manifest: Mapping[str, Any]) -> None:
         made = self.scene.add_cluster(manifest)
@@ -140,15 +138,18 @@ class Play:
         else:
             self.scene.views[action.submission_id] = AttemptView(job=job, engine=build.engine(ready=False))
 
-    def _shrink(self, action: PatchCluster) -> None:
-        """Slots of a RayCluster go, with their pods."""
+    def _patch(self, action: PatchCluster) -> None:
+        """Slots of a RayCluster come and go, with their pods."""
         before = self.scene.clusters[action.name]
-        spec = {"spec": {"workerGroupSpecs": [{"groupName": g, "replicas": n} for g, n in before.groups]}}
+        groups = [{"groupName": group, "replicas": size} for group, size in before.groups]
+        manifest: dict[str, Any] = {"spec": {"workerGroupSpecs": groups}, "metadata": {"name": action.name}}
         for operation in action.operations[1:]:
-            patch(spec, operation)
-        groups = tuple((g["groupName"], g["replicas"]) for g in spec["spec"]["workerGroupSpecs"])
-        pods = tuple(p for p in before.pods if p.is_head or dict(groups).get(p.group))
-        self.scene.clusters[action.name] = replace(before, groups=groups, pods=pods)
+            patch(manifest, operation)
+        after = self.scene.add_cluster(manifest)
+        there = {group for group, size in before.groups if size}
+        kept = [pod for pod in before.pods if pod.is_head or dict(after.groups).get(pod.group)]
+        new = [pod for pod in after.pods if not pod.is_head and pod.group not in there]
+        self.scene.clusters[action.name] = replace(before, groups=after.groups, pods=(*kept, *new))
 
     def hang(self, index: int) -> None:
         """The engine of a replica runs on, but does not serve."""

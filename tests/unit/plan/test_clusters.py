@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.unit.plan import build
 from tests.unit.plan.build import PLAIN, UNKNOWN, serving, spec_with
 from tests.unit.plan.rolls import Play
 from vllm_ray_operator.api.status import ConditionType
@@ -221,6 +222,8 @@ def test_paused_in_the_middle_one_that_fails_starts_again_where_it_was() -> None
 
 def test_from_a_shared_one_slot_by_slot() -> None:
     play = Play(spec_with(replicas=2))
+    play.names_clusters = True
+    play.note()
     play.scene.change(cluster=OWN)
     assert play.until_rest() == [
         "Stopping1  Ready2 | A",
@@ -238,7 +241,13 @@ def test_to_a_shared_one_all_at_once() -> None:
     play = Play(spec_with(replicas=2, cluster=OWN))
     old = set(play.scene.clusters)
     play.scene.change(cluster={})
-    assert play.until_rest() == ["Stopping1  Stopping2", "Pending  Pending", "Starting3  Starting4", "Ready3  Ready4"]
+    assert play.until_rest() == [
+        "Stopping1  Stopping2 | A0 A1",
+        "Pending  Pending | A0 A1",
+        "Pending  Pending | ",
+        "Starting3  Starting4 | B",
+        "Ready3  Ready4 | B",
+    ]
     (made,) = play.scene.clusters.values()
     assert made.name == play.scene.status.ray_cluster
     assert made.name not in old
@@ -306,3 +315,182 @@ def test_engine_and_pods_that_fit_only_together_are_undone_together() -> None:
     play.scene.change(rollout={**PLAIN, **both})
     assert play.until_rest()[-1] == "Ready3 | A0"
     assert reason(play, "Ready") == "True AllReplicasReady"
+
+
+# -- beside the old ----------------------------------------------------------------------------------------------------
+
+BESIDE = {**PLAIN, "clusterUpgrade": "BlueGreen"}
+
+
+def blue(**parts: Any) -> dict[str, Any]:
+    """A spec with two replicas whose RayClusters are made anew beside the old ones."""
+    return spec_with(**{"replicas": 2, "rollout": BESIDE, **parts})
+
+
+def slow(play: Play, index: int, *, still: bool = True) -> None:
+    """The engine of a replica is not ready yet, until it is said to be."""
+    (attempt,) = (r.attempt for r in play.scene.status.replicas if r.index == index)
+    assert attempt is not None
+    job = build.job(driver_ip=build.worker_ip(f"slot-{index}"))
+    play.scene.see(build.view(job, engine=build.engine(ready=not still, phase="Slow" if still else "Serving")), attempt)
+
+
+def test_a_second_cluster_beside_the_old() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    assert play.until_rest() == [
+        "Ready1  Ready2  Pending  Pending | A",
+        "Ready1  Ready2  Starting3  Starting4 | A B",
+        "Ready1  Ready2  Ready3  Ready4 | A B",
+        "Stopping1  Stopping2  Ready3  Ready4 | A B",
+        "2:Ready3  3:Ready4 | A B",
+        "2:Ready3  3:Ready4 | B",
+    ]
+    assert reason(play, "Ready") == "True AllReplicasReady"
+    assert play.scene.status.replica_summary == "2/2"
+    play.scene.change(cluster={"rayVersion": "2.62.0"})
+    assert play.until_rest()[-1] == "Ready5  Ready6 | C", "the next ones take the indices that are free again"
+
+
+def test_one_of_the_old_goes_for_each_new_one_that_is_ready() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.step()
+    slow(play, 3)
+    log = play.run(8)
+    assert log == [
+        "Ready1  Ready2  Ready3  Starting4 | A B",
+        "Ready1  Stopping2  Ready3  Starting4 | A B",
+        "Ready1  2:Ready3  3:Starting4 | A B",
+    ]
+    assert (reason(play, "Ready"), play.scene.status.replica_summary) == ("False RollingUpdate", "2/2")
+    assert play.scene.status.updated_replicas == 1
+    slow(play, 3, still=False)
+    assert play.until_rest() == [
+        "Ready1  2:Ready3  3:Ready4 | A B",
+        "Stopping1  2:Ready3  3:Ready4 | A B",
+        "2:Ready3  3:Ready4 | A B",
+        "2:Ready3  3:Ready4 | B",
+    ]
+
+
+def test_a_cluster_for_each_replica_beside_its_old_one() -> None:
+    play = Play(blue(cluster=OWN))
+    play.scene.change(cluster=NEW)
+    assert play.until_rest() == [
+        "Ready1  Ready2  Pending  Pending | A0 A1",
+        "Ready1  Ready2  Starting3  Starting4 | A0 A1 B2 B3",
+        "Ready1  Ready2  Ready3  Ready4 | A0 A1 B2 B3",
+        "Stopping1  Stopping2  Ready3  Ready4 | A0 A1 B2 B3",
+        "2:Ready3  3:Ready4 | A0 A1 B2 B3",
+        "2:Ready3  3:Ready4 | B2 B3",
+    ]
+
+
+def test_set_back_before_one_is_ready_nothing_was_lost() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.scene.change(cluster={})
+    assert play.until_rest() == [
+        "Ready1  Ready2  Stopping3  Stopping4 | A B",
+        "Ready1  Ready2 | A B",
+        "Ready1  Ready2 | A",
+    ]
+
+
+def test_set_back_in_the_middle_the_old_cluster_takes_over_again() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.step()
+    slow(play, 3)
+    play.until("Ready1  2:Ready3  3:Starting4 | A B")
+    play.scene.change(cluster={})
+    assert play.until_rest() == [
+        "Ready1  Pending  Ready3  Stopping4 | A B",
+        "Ready1  Starting5  Ready3  Stopping4 | A B",
+        "Ready1  Starting5  Ready3 | A B",
+        "Ready1  Ready5  Ready3 | A B",
+        "Ready1  Ready5  Stopping3 | A B",
+        "Ready1  Ready5 | A B",
+        "Ready1  Ready5 | A",
+    ]
+
+
+def test_new_pods_that_never_come_up_leave_the_old_serving_and_are_told() -> None:
+    play = Play(blue(rollout={**BESIDE, "progressDeadlineSeconds": 60}), lame=is_at("2.61.0"))
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.run(40)
+    assert play.log[-1] == "Ready1  Ready2  Pending  Pending | A B"
+    assert reason(play, "Ready") == "False ErrImagePull"
+    assert reason(play, "Progressing") == "False ProgressDeadlineExceeded"
+    assert reason(play, "Degraded") == "True ErrImagePull"
+    assert play.scene.status.replica_summary == "2/2"
+    play.crash(1)
+    play.run(20)
+    assert play.log[-1] == "Ready1  Ready3  Pending  Pending | A B", "one that fails starts again where it was"
+    play.scene.change(cluster={})
+    assert play.until_rest()[-1] == "Ready1  Ready3 | A"
+    assert reason(play, "Ready") == "True AllReplicasReady"
+
+
+def test_new_engines_that_fail_leave_the_old_serving_and_it_goes_on_when_they_do_not() -> None:
+    broken = [True]
+    rollout = {**BESIDE, "progressDeadlineSeconds": 60}
+    play = Play(blue(rollout=rollout), breaks=lambda _: broken[0])
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.run(60)
+    assert {line.partition("  ")[0] for line in play.log} == {"Ready1"}
+    assert (reason(play, "Ready"), reason(play, "Degraded")) == ("False OutOfMemory", "True CrashLoop")
+    assert reason(play, "Progressing") == "False ProgressDeadlineExceeded"
+    broken[0] = False
+    assert play.until_rest()[-1].endswith("| B")
+    assert reason(play, "Ready") == "True AllReplicasReady"
+
+
+def test_paused_in_the_middle_none_of_the_old_is_taken() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.scene.change(rollout={**BESIDE, "paused": True})
+    assert play.until_rest() == ["Ready1  Ready2  Ready3  Ready4 | A B"]
+    assert reason(play, "Progressing") == "Unknown RolloutPaused"
+    play.scene.change(rollout=BESIDE)
+    assert play.until_rest()[-1] == "2:Ready3  3:Ready4 | B"
+
+
+def test_changed_to_a_third_in_the_middle() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.scene.change(cluster={"rayVersion": "2.62.0"})
+    log = play.until_rest()
+    assert log[0] == "Ready1  Ready2  Stopping3  Stopping4  Pending  Pending | A B", "what does not serve goes at once"
+    assert log[-1].endswith("| C")
+    assert all(line.startswith("Ready1  Ready2") for line in log if "Ready5" not in line)
+
+
+def test_scaled_and_suspended_in_the_middle() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.scene.change(replicas=1)
+    log = play.until_rest()
+    assert log[-1] == "2:Ready3 | B"
+    play.scene.change(cluster={"rayVersion": "2.62.0"})
+    play.run(2)
+    play.scene.change(suspend=True)
+    assert play.until_rest()[-1].endswith("Stopped | ")
+    play.scene.change(suspend=False)
+    assert play.until_rest()[-1].endswith("| C")
+
+
+def test_undone_beside_the_new() -> None:
+    play = Play(blue())
+    first = play.scene.status.cluster_revision
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until_rest()
+    play.scene.change(rollout={**BESIDE, "toClusterRevision": first})
+    assert play.until_rest()[-1] == "Ready5  Ready6 | A"

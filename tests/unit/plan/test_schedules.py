@@ -29,6 +29,9 @@ POLICIES: list[dict[str, Any]] = [
     {"maxUnavailable": 0, "maxSurge": 1},
     {"maxUnavailable": 1, "maxSurge": 2},
     {"type": "Recreate"},
+    {"maxUnavailable": 1, "clusterUpgrade": "BlueGreen"},
+    {"maxUnavailable": 1, "clusterUpgrade": "BlueGreen", "standby": False, "progressDeadlineSeconds": 120},
+    {"maxUnavailable": 0, "maxSurge": 1, "clusterUpgrade": "BlueGreen"},
 ]
 SETTLE_STEPS = 1500
 ONE_EACH = {"workers": {"acceleratorsPerNode": 1}}  # so that a slot has two pods
@@ -187,6 +190,11 @@ def _policy(world: World) -> None:
     _edit(cluster={**ONE_EACH, **world.random.choice(CLUSTERS)})(world)
 
 
+def _upgrade(world: World) -> None:
+    kind = world.random.choice(("Recreate", "BlueGreen"))
+    _edit(rollout={**world.raw["rollout"], "clusterUpgrade": kind})(world)
+
+
 def _on_slot(what: Callable[[World, Any], None]) -> Callable[[World], None]:
     """A node goes, and all pods of a slot with it."""
 
@@ -217,6 +225,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "engine changed": _engine,
     "cluster changed": _image,
     "cluster policy changed": _policy,
+    "cluster upgrade changed": _upgrade,
     "restart asked for": _restarted,
     "paused or resumed": _paused,
     "undone": _undone,
