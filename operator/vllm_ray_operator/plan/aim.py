@@ -84,7 +84,15 @@ class Aim:
         return self._home(self.cluster, index)
 
     def _home(self, cluster: Chosen[ResolvedCluster], index: int) -> Home:
-        return Home(ray_cluster(self.world.deployment.name, cluster, index), cluster)
+        key = (cluster.name, index)
+        home = self._known_homes.get(key)
+        if home is None:
+            home = self._known_homes[key] = Home(ray_cluster(self.world.deployment.name, cluster, index), cluster)
+        return home
+
+    @cached_property
+    def _known_homes(self) -> dict[tuple[str, int], Home]:
+        return {}
 
     def is_given_up(self, cluster: str) -> bool:
         """Whether a RayCluster carries no replica any more: it goes when the attempts in it are gone."""

@@ -51,11 +51,11 @@ def sync(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     stored = world.deployment.status.replicas
     busy = {a.ray_cluster for r in (*replicas, *stored) for a in r.attempts if not _is_stranded(a, world)}
     homes, carried = _homes(aim, replicas)
-    staying: dict[str, set[int]] = {}
-    for replica in replicas:
-        for attempt in replica.attempts:
-            staying.setdefault(attempt.ray_cluster, set()).add(replica.index)
+    staying = [(attempt.ray_cluster, r.index) for r in replicas for attempt in r.attempts]
     taken = _slots(world)
+    for name, index in staying:
+        if name in homes and name in taken.get(names.slot(index), ()):
+            carried[name].add(index)  # until the attempt is gone
 
     def may_be(index: int, home: str) -> bool:
         """Whether a replica may have its slot there: it has, or it has none elsewhere any more."""
@@ -71,7 +71,6 @@ def sync(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
             actions.append(Delete("RayCluster", cluster.name, cluster.uid, why))
         elif home is not None:
             wanted = {i for i in carried[cluster.name] if may_be(i, cluster.name)}
-            wanted |= staying.get(cluster.name, set())
             patch = raycluster.sync_slots(cluster, home.revision.resolved, wanted)
             if patch is not None:
                 actions.append(patch)
@@ -91,10 +90,12 @@ def _homes(aim: Aim, replicas: Sequence[ReplicaStatus]) -> tuple[Mapping[str, Ho
         shared = aim.newest_home(0)  # it is there without replicas, too
         homes[shared.name], carried[shared.name] = shared, set()
     for replica in replicas:
-        if replica.index in aim.roster.asked | aim.roster.running:
+        if replica.index in aim.roster.asked or replica.index in aim.roster.surge:
             home = aim.home(replica)
             homes[home.name] = home
-            carried.setdefault(home.name, set()).update({replica.index} & aim.roster.running)
+            slots = carried.setdefault(home.name, set())
+            if replica.index in aim.roster.running:
+                slots.add(replica.index)
     return homes, carried
 
 

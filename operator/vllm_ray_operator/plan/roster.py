@@ -6,8 +6,8 @@ A choice is not remembered as such: it follows from what the replicas are. What 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, islice
 
 from vllm_ray_operator.api.status import ReplicaStatus
@@ -33,7 +33,7 @@ class Roster:
     suspended: bool = False
     old: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def running(self) -> frozenset[int]:
         """Those that are to run, or to start."""
         return frozenset() if self.suspended else self.asked | self.surge
@@ -66,25 +66,26 @@ def choose(world: World, replicas: int, surge: int) -> Roster:
     return Roster(frozenset(asked), frozenset(beyond), spec.suspend)
 
 
-def choose_beside(world: World, old: Collection[int], *, held: bool) -> Roster:
-    """Choose the replicas while new ones come up beside the ``old``, in RayClusters of their own.
+def choose_beside(world: World, replicas: int, old: frozenset[int], *, held: bool) -> Roster:
+    """Choose so many replicas while new ones come up beside the ``old``, in RayClusters of their own.
 
     As many new ones are there as are asked for. Those that serve stay, new or old; the new before the old, so that one
     of the old goes for each new one that is ready. While the roll is ``held`` it is the other way round: none is taken.
     """
-    spec, stored = world.deployment.spec, world.deployment.status.replicas
+    stored = world.deployment.status.replicas
 
     def rank(replica: ReplicaStatus) -> tuple[bool, int, bool, bool, int]:
         leaves, lack, fails, index = _rank(world, replica)
         return (leaves, lack, (replica.index in old) != held, fails, index)
 
     ranked = sorted(stored, key=rank)
-    new = [r.index for r in ranked if r.index not in old][: spec.replicas]
+    new = [r.index for r in ranked if r.index not in old][:replicas]
+    either = old.union(new)
+    line = [r.index for r in ranked if r.index in either]
     taken = {r.index for r in stored}
-    new += islice((index for index in count() if index not in taken), spec.replicas - len(new))
-    asked = [r.index for r in ranked if r.index in old or r.index in new][: spec.replicas]
-    asked += [index for index in new if index not in asked][: spec.replicas - len(asked)]
-    return Roster(frozenset(asked), frozenset(new) - frozenset(asked), False, frozenset(asked) & frozenset(old))
+    free = list(islice((index for index in count() if index not in taken), replicas - len(new)))
+    asked = frozenset([*line, *free][:replicas])
+    return Roster(asked, frozenset([*new, *free]) - asked, old=asked & old)
 
 
 def worth(replica: ReplicaStatus) -> int:

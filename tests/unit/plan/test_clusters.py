@@ -494,3 +494,27 @@ def test_undone_beside_the_new() -> None:
     play.until_rest()
     play.scene.change(rollout={**BESIDE, "toClusterRevision": first})
     assert play.until_rest()[-1] == "Ready5  Ready6 | A"
+
+
+# -- what the random schedules found -----------------------------------------------------------------------------------
+
+
+def test_a_slot_that_is_gone_is_not_made_again_for_an_attempt_that_ends() -> None:
+    """A shared RayCluster is deleted while replicas move out of it, and made again for those that are still at home."""
+    play = Play(spec_with(replicas=2))
+    play.names_clusters = True
+    play.note()
+    play.scene.change(cluster=OWN)
+    play.until("Stopping1  Ready2 | A")
+    name = play.scene.attempt.ray_cluster
+    play.scene.orphans = tuple(p for p in play.scene.clusters.pop(name).pods if p.group == "slot-0")
+    for replica in play.scene.status.replicas:
+        play.scene.see(UNKNOWN, replica.attempt)
+    seen = []
+    for _ in range(8):
+        play.step()
+        for view in [v for v in play.scene.views if v == play.scene.attempt.instance_id]:
+            play.scene.views[view] = UNKNOWN
+        seen += [group for group, _ in play.scene.clusters[name].groups] if name in play.scene.clusters else []
+    assert play.scene.attempt.number == 1, "its pod is still there"
+    assert set(seen) == {"slot-1"}
