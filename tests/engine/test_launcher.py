@@ -91,7 +91,7 @@ def test_standby_takes_over_and_requests_in_flight_are_finished(attempt_of: Atte
     workers = sorted(row["actor_id"] for row in old.cluster.actors(old.instance_id))
 
     started = time.monotonic()
-    new = attempt_of.start("--api-server-count=2", standby=True, startupTimeoutSeconds=START_SECONDS)
+    new = attempt_of.start(standby=True, startupTimeoutSeconds=START_SECONDS)
     ranks = attempt_of.start(standby=True, data=2, tensor=1)
     for standby, needs in ((new, "needs 2 GPU on 2 nodes"), (ranks, "needs 2 GPU for 2 ranks, each on 1 node")):
         state = standby.wait_phase("Standby", START_SECONDS)
@@ -159,7 +159,7 @@ def is_unready_while_it_stands_still(attempt: Attempt) -> None:
 
 
 def lets_clients_go(attempt: Attempt, encoding: str | None = None) -> None:
-    """Have an engine drain: clients that keep connections to each of its API servers move on at their next request."""
+    """Have an engine drain: clients that keep their connections move on at their next request."""
     clients = [http.client.HTTPConnection(HEAD, attempt.port, timeout=60) for _ in range(4)]
     silent = socket.create_connection((HEAD, attempt.port))
     with contextlib.closing(silent), contextlib.ExitStack() as stack:
