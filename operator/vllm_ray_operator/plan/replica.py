@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus
+from vllm_ray_operator.plan import adoption, clusters, engine_job, fence, restart, standby, starting, stopping
 from vllm_ray_operator.plan import attempt as attempts
-from vllm_ray_operator.plan import clusters, engine_job, fence, restart, standby, starting, stopping
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.world import AttemptView
@@ -52,9 +52,17 @@ def _act(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView) -> None:
         return
     if stored.stop is not None:
         draft.set(attempt=stopping.carry_out(aim, draft, attempt, stored.stop, view))
-    elif view.job == "absent" and attempt.stop is None:
+    elif view.job == "absent" and attempt.stop is None and _may_be_submitted(aim, draft.status, stored):
         engine = aim.engine_of(stored)
         draft.actions.append(engine_job.submission(aim.world.deployment, draft.status.index, stored, engine))
+
+
+def _may_be_submitted(aim: Aim, replica: ReplicaStatus, attempt: Attempt) -> bool:
+    """Whether nothing else can be in the slot. A status from a backup may be older than what runs there.
+
+    An attempt that is not submitted yet has no standby of its own.
+    """
+    return replica.standby is None and not adoption.obstacle(aim, aim.world.cluster(attempt.ray_cluster))
 
 
 def _show(aim: Aim, draft: Draft, view: AttemptView) -> None:

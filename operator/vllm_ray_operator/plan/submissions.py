@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_ray_operator.api.status import Attempt
-from vllm_ray_operator.plan import identity
+from vllm_ray_operator.plan import fence, identity
 from vllm_ray_operator.plan.world import TERMINAL, Cluster, Deployment, Pod, Submission, World
 
 UID = "vllm-ray.dev/uid"
@@ -66,10 +66,10 @@ def are_needed(deployment: Deployment, clusters: Iterable[Cluster]) -> bool:
     """Whether Ray's lists of submissions have to be read: an attempt may be about to begin, or a RayCluster to go.
 
     A list holds all submissions since the head started, with their environments: it is not read while all that there is
-    has an attempt.
+    has an attempt that was seen in Ray.
     """
     status = deployment.status
-    idle = any(r.attempt is None for r in status.replicas)
+    idle = any(r.attempt is None or not fence.was_seen(r.attempt) for r in status.replicas)
     empty = {cluster.name for cluster in clusters} - {a.ray_cluster for r in status.replicas for a in r.attempts}
     return idle or bool(empty) or len(status.replicas) < deployment.spec.replicas or status.rollout is not None
 

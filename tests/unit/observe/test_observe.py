@@ -58,6 +58,7 @@ def attempt(**changes: Any) -> dict[str, Any]:
     }
 
 
+SEEN = {"rayJobIds": ["02000000"]}
 ENDED = {"endTime": "2030-01-01T00:01:00Z"}
 
 
@@ -306,6 +307,7 @@ async def test_a_job_that_ray_does_not_know(lab: Lab) -> None:
 
 
 async def test_at_rest_ray_is_not_asked_for_all_submissions(lab: Lab) -> None:
+    lab.attempt_is(**SEEN)
     await lab.submit()
     cluster = (await lab.see()).world.cluster(CLUSTER)
     assert cluster is not None
@@ -318,9 +320,10 @@ async def test_at_rest_ray_is_not_asked_for_all_submissions(lab: Lab) -> None:
     [
         ({}, {}),
         ({"replicas": [{"index": 0, "phase": "Backoff"}]}, {}),
-        ({"replicas": [{"index": 0, "phase": "Ready", "attempt": attempt()}]}, {"replicas": 2}),
+        ({"replicas": [{"index": 0, "phase": "Ready", "attempt": attempt(**SEEN)}]}, {"replicas": 2}),
+        ({"replicas": [{"index": 0, "phase": "Starting", "attempt": attempt()}]}, {}),
     ],
-    ids=["no status", "one that starts again", "one more"],
+    ids=["no status", "one that starts again", "one more", "one that may not be submitted yet"],
 )
 async def test_all_submissions_when_an_attempt_may_begin(
     lab: Lab, status: dict[str, Any], spec: dict[str, Any]

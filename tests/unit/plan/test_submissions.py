@@ -280,3 +280,21 @@ def test_unsubmitted_numbers_may_come_again_ids_do_not() -> None:
     assert scene.attempt.instance_id != before
     scene.views[scene.attempt.instance_id] = AttemptView(job="absent")
     assert ids(scene.step(), SubmitJob) == [scene.attempt.instance_id]
+
+
+def test_what_a_backup_was_about_to_submit_waits_for_what_runs_in_its_slot() -> None:
+    """In the time that was lost it was given up, and another was begun."""
+    scene = build.starting()
+    lost = attempt_of(scene, 7)
+    scene.see(build.view(), lost)
+    lists(scene, submission(scene, lost))
+    assert submissions.are_needed(scene.world.deployment, scene.world.clusters)
+    assert ids(scene.step(), SubmitJob) == []
+    assert numbers(scene) == [[1, 7]]
+    actions = scene.step()
+    assert (ids(actions, SubmitJob), ids(actions, StopJob)) == ([], [lost.instance_id])
+    ended(scene, lost)
+    lists(scene, submission(scene, lost, status="STOPPED"))
+    scene.step()
+    assert ids(scene.step(), SubmitJob) == [scene.attempt.instance_id]
+    assert numbers(scene) == [[1]]
