@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,7 @@ class Tally:
     failed: int
     first: float | None  # seconds after the fault until the first one failed, and until the last one did
     last: float | None
+    error: str = ""  # the one that was met most
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,9 @@ def tally(requests: Sequence[Request], began: float, ended: float) -> Tally:
     """Count the requests that were under way between two moments."""
     counted = [r for r in requests if r.at + r.took >= began and r.at <= ended]
     failed = [r.at + r.took - began for r in counted if r.error]
-    return Tally(len(counted), len(failed), min(failed, default=None), max(failed, default=None))
+    errors = Counter(r.error for r in counted if r.error).most_common(1)
+    error = errors[0][0] if errors else ""
+    return Tally(len(counted), len(failed), min(failed, default=None), max(failed, default=None), error)
 
 
 def replaced(before: Mapping[int, int], after: Mapping[int, int]) -> tuple[int, ...]:

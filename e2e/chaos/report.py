@@ -19,9 +19,9 @@ was begun (a command of the cluster's tool takes about one of them):
 - **named**: the reasons that the status gave, in the order of their first appearance.
 - **Ready again**: the condition Ready is True, for good.
 - **engine gone**: the engine core that was hit is no more, seen on the machine itself.
-- **clients failed**: of the requests through the Service from the fault until all was well, those that failed, and
-  between which seconds. One client sends them one after another, each on a connection of its own, for ten seconds each
-  at the most.
+- **clients failed**: of the requests through the Service from the fault until all was well, those that failed,
+  between which seconds, and by what most of them did. One client sends them one after another, each on a connection
+  of its own, for ten seconds each at the most.
 - **other failed**: the same for requests straight to the replica that was not hit.
 
 | fault | what is done |
@@ -100,4 +100,5 @@ def _tally(tally: Tally | None) -> str:
         return "hit too"
     if not tally.failed:
         return f"0 of {tally.sent}"
-    return f"{tally.failed} of {tally.sent} ({tally.first:.1f} to {tally.last:.1f})"
+    error = f", most of them {tally.error[:120]}" if tally.error else ""
+    return f"{tally.failed} of {tally.sent} ({tally.first:.1f} to {tally.last:.1f}{error})"

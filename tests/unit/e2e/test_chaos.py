@@ -117,9 +117,10 @@ def test_requests_count_while_the_fault_lasts() -> None:
         Request(BEGAN - 1, 3.0, "under way when it came"),
         Request(BEGAN + 4, 0.5, ""),
         Request(BEGAN + 5, 1.5, "refused"),
+        Request(BEGAN + 7, 0.5, "refused"),
         Request(BEGAN + 100, 1.0, "after"),
     ]
-    assert outcome.tally(requests, BEGAN, BEGAN + 50) == Tally(3, 2, 2.0, 6.5)
+    assert outcome.tally(requests, BEGAN, BEGAN + 50) == Tally(4, 3, 2.0, 7.5, "refused")
     assert outcome.tally([], BEGAN, BEGAN + 50) == Tally(0, 0, None, None)
 
 
@@ -162,6 +163,11 @@ def test_a_row() -> None:
 )
 def test_verdicts(fault: str, changes: dict[str, Any], expected: str) -> None:
     assert report.verdict(BY_NAME[fault], came_of(fault, **changes)) == expected
+
+
+def test_failed_requests_are_told_with_the_error_that_most_of_them_met() -> None:
+    line = report.row(BY_NAME["node-gone"], came_of("node-gone", service=Tally(9, 3, 1, 4, "refused")))
+    assert "| 3 of 9 (1.0 to 4.0, most of them refused) |" in line
 
 
 def test_a_run_adds_its_rows_to_its_section_and_takes_them_from_older_ones() -> None:
