@@ -392,7 +392,8 @@ class World:
                 replaced.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "NewRevision":
                 assert not observed.deployment.spec.rollout.paused, f"replica {replica.index} is taken in a pause"
-                if serves and (self.is_per_replica or self.is_beside or attempt.ray_cluster == plan.status.ray_cluster):
+                shared = plan.status.ray_cluster  # when it is made anew, it takes all along
+                if serves and (self.is_beside or shared in (None, attempt.ray_cluster)):
                     taken.append(replica.index)
         self._check_scale(observed, plan, dismissed)
         ready = [r.index for r in plan.status.replicas if r.phase == "Ready"]
