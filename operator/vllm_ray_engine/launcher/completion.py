@@ -59,7 +59,8 @@ class Work:
 
 def parse_vitals(metrics: str) -> Vitals | None:
     """Return the vitals in the text of /metrics, None when they are not there (`--disable-log-stats`)."""
-    signs = tuple(match.group() for match in _MOVING.finditer(metrics))
+    # In order: with several API servers that of the metrics is by chance.
+    signs = tuple(sorted(match.group() for match in _MOVING.finditer(metrics)))
     if not signs:
         return None
     return Vitals(signs, int(sum(map(float, _IN_FLIGHT.findall(metrics)))), _ASLEEP.search(metrics) is not None)

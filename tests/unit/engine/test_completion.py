@@ -238,6 +238,7 @@ def test_vitals() -> None:
     seen = parse_vitals(METRICS)
     assert seen is not None
     assert (seen.in_flight, seen.resting, len(seen.signs)) == (7, False, 5)
+    assert parse_vitals("\n".join(reversed(METRICS.splitlines()))) == seen, "their order says nothing"
     asleep = parse_vitals(METRICS.replace('"awake"} 1.0', '"awake"} 0.0'))
     assert asleep is not None
     assert asleep.resting
