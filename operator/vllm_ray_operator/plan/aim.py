@@ -60,7 +60,8 @@ class Aim:
 
     def home(self, replica: ReplicaStatus) -> Home:
         """Return where a replica is carried. A shared RayCluster that is made anew takes all of them along."""
-        together = self.cluster.resolved.policy == "Shared" and not self.is_beside
+        paused = self.world.deployment.spec.rollout.paused
+        together = self.cluster.resolved.policy == "Shared" and not self.is_beside and not paused
         kept = None if together else self.clusters.get(replica.cluster_revision or "")
         return self._home(kept or self.cluster, replica.index)
 

@@ -518,3 +518,13 @@ def test_a_slot_that_is_gone_is_not_made_again_for_an_attempt_that_ends() -> Non
         seen += [group for group, _ in play.scene.clusters[name].groups] if name in play.scene.clusters else []
     assert play.scene.attempt.number == 1, "its pod is still there"
     assert set(seen) == {"slot-1"}
+
+
+def test_paused_none_of_the_old_is_taken_though_the_way_to_upgrade_is_changed_too() -> None:
+    play = Play(blue())
+    play.scene.change(cluster={"rayVersion": "2.61.0"})
+    play.until("Ready1  Ready2  Starting3  Starting4 | A B")
+    play.scene.change(rollout={**PLAIN, "clusterUpgrade": "Recreate", "paused": True})
+    assert play.until_rest()[-1] == "Ready1  Ready2 | A B"
+    play.scene.change(rollout={**PLAIN, "clusterUpgrade": "Recreate"})
+    assert play.until_rest()[-1] == "Ready5  Ready6 | B"
