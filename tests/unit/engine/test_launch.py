@@ -316,7 +316,7 @@ def test_node_that_dies_ends_it(launch: Launch, phase: str) -> None:
     code, result = launch.end(timeout=20)
     assert (code, result["reason"]) == (1, "WorkerDied")
     assert result["message"] == (
-        "Ray died on pod-1 (127.0.0.1), and the workers there with it: look at that pod and its node"
+        "the worker of rank 1 on pod-1 (127.0.0.1) died with its Ray node: look at that pod and its node"
     )
     assert launch.left() == []
 

@@ -251,10 +251,12 @@ LOST = {
 
 
 def test_dead_node_is_named() -> None:
-    cause = lost_worker.name_nodes(Cause("RayConnectionLost", "as it was", ""), [], NODES, (NODES[1],))
-    assert (cause.reason, cause.message) == (
-        "WorkerDied", f"Ray died on {NODES[1]}, and the workers there with it: look at that pod and its node"
-    )  # fmt: skip
+    lost = Cause("RayConnectionLost", "as it was", "")
+    told = lost_worker.name_nodes(lost, ["RayWorkerProc rank=[0, 1] died"], NODES, (NODES[1],))
+    assert told.reason == "WorkerDied"
+    assert told.message == f"the worker of rank 1 on {NODES[1]} died with its Ray node: look at that pod and its node"
+    several_ranks = lost_worker.name_nodes(lost, [], (), (NODES[1],))
+    assert several_ranks.message == f"workers on {NODES[1]} died with its Ray node: look at that pod and its node"
     other = Cause("ModelInvalid", "as it was", "")
     assert lost_worker.name_nodes(other, [], NODES, (NODES[1],)) == other
 
