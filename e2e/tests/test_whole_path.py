@@ -143,16 +143,16 @@ def test_a_killed_engine_is_fenced_and_starts_again_with_a_new_identity(kube: Ku
     assert chat(kube, after, "Still there?")["choices"]
 
 
-def test_scaled_down_the_slot_goes_and_the_other_replica_stays(kube: Kube) -> None:
-    kept = attempts(deployment(kube))[0]["instanceId"]
+def test_scaled_down_the_slot_of_the_replica_that_failed_goes_and_the_other_stays(kube: Kube) -> None:
+    kept = attempts(deployment(kube))[1]["instanceId"]
     kube.kubectl("scale", "vd", NAME, "--replicas=1")
 
     def slots() -> bool:
         clusters = kube.items("rayclusters")
         groups = [g["groupName"] for g in clusters[0]["spec"]["workerGroupSpecs"]]
-        return groups == ["slot-0"] and len(kube.items("pods", "-l", "ray.io/node-type=worker")) == 2
+        return groups == ["slot-1"] and len(kube.items("pods", "-l", "ray.io/node-type=worker")) == 2
 
-    wait_for("slot 1 to be removed", slots, seconds=180, describe=lambda: describe(deployment(kube)))
+    wait_for("slot 0 to be removed", slots, seconds=180, describe=lambda: describe(deployment(kube)))
     resource = wait_ready(kube, NAME, "default", seconds=60)
     assert [a["instanceId"] for a in attempts(resource)] == [kept]
 
