@@ -56,15 +56,18 @@ def wait_ready(kube: Kube, name: str, namespace: str, seconds: float) -> dict[st
 
 def chat(kube: Kube, deployment: Mapping[str, Any], prompt: str) -> dict[str, Any]:
     """Return a chat completion that went through the deployment's Service."""
-    namespace, status = deployment["metadata"]["namespace"], deployment["status"]
-    selector = f"ray.io/cluster={status['rayCluster']},ray.io/node-type=head"
-    heads = kube.items("pods", "-n", namespace, "-l", selector)
-    pod = heads[0]["metadata"]["name"]
-    model = served_name(deployment)
-    command = ["python3", "-c", _CHAT, status["endpoint"], model, prompt]
+    namespace, pod = deployment["metadata"]["namespace"], head_pod(kube, deployment)
+    command = ["python3", "-c", _CHAT, deployment["status"]["endpoint"], served_name(deployment), prompt]
     answer = kube.kubectl("exec", "-n", namespace, pod, "-c", "ray", "--", *command, seconds=120)
     result: dict[str, Any] = json.loads(answer)
     return result
+
+
+def head_pod(kube: Kube, deployment: Mapping[str, Any]) -> str:
+    """Return the name of the pod of the deployment's Ray head."""
+    selector = f"ray.io/cluster={deployment['status']['rayCluster']},ray.io/node-type=head"
+    heads = kube.items("pods", "-n", deployment["metadata"]["namespace"], "-l", selector)
+    return str(heads[0]["metadata"]["name"])
 
 
 def served_name(deployment: Mapping[str, Any]) -> str:

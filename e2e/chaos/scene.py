@@ -13,7 +13,7 @@ from e2e import environment
 from e2e.demo import EXAMPLE
 from e2e.install import install_operator
 from e2e.kube import Kube
-from e2e.serving import wait_ready
+from e2e.serving import head_pod, wait_ready
 from e2e.waiting import say, wait_for
 
 CLUSTER = "vro-chaos"
@@ -41,8 +41,7 @@ class Scene:
     @property
     def head(self) -> str:
         """The Ray head's pod."""
-        selector = f"ray.io/cluster={self.deployment['status']['rayCluster']},ray.io/node-type=head"
-        return str(self.kube.items("pods", "-l", selector)[0]["metadata"]["name"])
+        return head_pod(self.kube, self.deployment)
 
     def uid(self, pod: str) -> str:
         """Return the uid of a pod."""

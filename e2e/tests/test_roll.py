@@ -14,7 +14,7 @@ import yaml
 
 from e2e.demo import EXAMPLE
 from e2e.kube import Kube
-from e2e.serving import describe, is_ready, served_name, wait_ready
+from e2e.serving import describe, head_pod, is_ready, served_name, wait_ready
 from e2e.waiting import say, wait_for
 
 NAME = "roll"
@@ -53,16 +53,11 @@ print(json.dumps({"served": served, "moved": moved, "failed": failed, "slowest":
 """
 
 
-def head(kube: Kube, resource: dict[str, Any]) -> str:
-    selector = f"ray.io/cluster={resource['status']['rayCluster']},ray.io/node-type=head"
-    return str(kube.items("pods", "-l", selector)[0]["metadata"]["name"])
-
-
 @contextmanager
 def load(kube: Kube, resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send requests through the Service all the time; what came of them is in the result at the end."""
     result: dict[str, Any] = {}
-    pod, stop = head(kube, resource), "/tmp/stop-load"
+    pod, stop = head_pod(kube, resource), "/tmp/stop-load"
     code = ["python3", "-c", _LOAD, resource["status"]["endpoint"], served_name(resource), stop, str(CLIENTS)]
 
     def run() -> None:

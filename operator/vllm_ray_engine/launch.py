@@ -193,8 +193,7 @@ class Launcher:
                 " spec.engine.startupTimeoutSeconds if the model needs longer to load",
             )
         if not self._health.ready:
-            self._wait(lambda: False, DOOMED_SECONDS)
-            raise self._lost_engine()
+            self._watch_it_die()
 
     def _serve(self) -> None:
         self.state.enter(state.SERVING, f"serving {self.config.served_name} on port {self.config.port}")
@@ -214,8 +213,7 @@ class Launcher:
             if not self._wait(lambda: self._doomed() or not self._lost(), LOST_SECONDS):
                 raise self._lost_engine()
             if self._doomed():
-                self._wait(lambda: False, DOOMED_SECONDS)
-                raise self._lost_engine()
+                self._watch_it_die()
 
     def _ends(self) -> bool:
         """Return whether the engine may have to be ended."""
@@ -234,6 +232,11 @@ class Launcher:
         """
         view = self._cluster.view
         return bool(view.dead_nodes) or (self._last_ready is None and view.workers_alive < view.workers_most)
+
+    def _watch_it_die(self) -> NoReturn:
+        """Give a doomed engine the time to end by itself. Raises what ended it."""
+        self._wait(lambda: False, DOOMED_SECONDS)
+        raise self._lost_engine()
 
     def _hung(self) -> bool:
         return self._patience.silent_seconds(time.monotonic()) > health.HUNG_SECONDS

@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_ray_engine.log import say
@@ -63,6 +64,20 @@ def read(instance_id: str, folder: Path = debris.SHARED_MEMORY) -> list[Page]:
         with contextlib.suppress(OSError, ValueError):
             pages.append(Page.from_buffer_copy(path.read_bytes()))
     return pages
+
+
+@dataclass(frozen=True)
+class Work:
+    """What clients ask of an attempt: requests that are `open`, and when one last began or ended (monotonic clock)."""
+
+    open: int
+    moved: float
+
+
+def work(instance_id: str) -> Work | None:
+    """Return what all API servers of an attempt on this node were asked, None when they do not count."""
+    pages = read(instance_id)
+    return Work(sum(page.opened for page in pages), max(page.moved for page in pages)) if pages else None
 
 
 def tell_draining(instance_id: str, folder: Path = debris.SHARED_MEMORY) -> None:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from vllm_ray_engine import tally
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.launcher.health import METRICS_TIMEOUT_SECONDS, engine_host
+from vllm_ray_engine.launcher import health
 from vllm_ray_engine.log import say
+from vllm_ray_engine.tally import Work
 
 UNPROVEN = "it has not completed a first request yet"
 _FIRST_SECONDS = 0.2
@@ -33,7 +34,6 @@ _MOVING = re.compile(
     r"^vllm:(?:generation_tokens_total|prompt_tokens_total|kv_cache_usage_perc|num_requests_running)[{ ].*$",
     re.MULTILINE,
 )
-_IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ASLEEP = re.compile(r'^vllm:engine_sleep_state\{[^}]*sleep_state="awake"[^}]*\} 0(?:\.0)?$', re.MULTILINE)
 
 
@@ -49,21 +49,13 @@ class Vitals:
     resting: bool = False
 
 
-@dataclass(frozen=True)
-class Work:
-    """What clients ask of the engine: requests that are `open`, and when one last began or ended (monotonic clock)."""
-
-    open: int
-    moved: float
-
-
 def parse_vitals(metrics: str) -> Vitals | None:
     """Return the vitals in the text of /metrics, None when they are not there (`--disable-log-stats`)."""
     # In order: with several API servers that of the metrics is by chance.
     signs = tuple(sorted(match.group() for match in _MOVING.finditer(metrics)))
     if not signs:
         return None
-    return Vitals(signs, int(sum(map(float, _IN_FLIGHT.findall(metrics)))), _ASLEEP.search(metrics) is not None)
+    return Vitals(signs, health.in_flight(metrics) or 0, _ASLEEP.search(metrics) is not None)
 
 
 class Engine:
@@ -89,27 +81,22 @@ class Engine:
 
     def vitals(self) -> Vitals | None:
         """Return what the metrics say, None when they cannot be read."""
-        try:
-            status, metrics = self._request("GET", "/metrics", METRICS_TIMEOUT_SECONDS)
-            return parse_vitals(metrics.decode(errors="replace")) if status == 200 else None
-        except (OSError, http.client.HTTPException, ValueError):
-            return None
+        return parse_vitals(health.read_metrics(self._config))
 
     def is_paused(self) -> bool:
         """Return whether somebody paused it by its own API; most engines do not have that."""
         try:
-            status, answer = self._request("GET", "/is_paused", METRICS_TIMEOUT_SECONDS)
+            status, answer = self._request("GET", "/is_paused", health.METRICS_TIMEOUT_SECONDS)
             return status == 200 and json.loads(answer)["is_paused"] is True
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
             return False
 
     def work(self) -> Work | None:
         """Return what its API servers were asked, None when they do not count."""
-        pages = tally.read(self._config.engine_id)
-        return Work(sum(page.opened for page in pages), max(page.moved for page in pages)) if pages else None
+        return tally.work(self._config.engine_id)
 
     def _request(self, method: str, path: str, seconds: float, body: str | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(engine_host(self._config), self._config.port, timeout=seconds)
+        connection = http.client.HTTPConnection(health.engine_host(self._config), self._config.port, timeout=seconds)
         try:
             connection.request(method, path, body, self._headers)
             response = connection.getresponse()

@@ -59,18 +59,32 @@ class Health:
 _IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
-def requests_in_flight(config: EngineConfig) -> int | None:
-    """Return how many requests the engine has running or waiting, by its own metrics; None when it does not tell."""
+def read_metrics(config: EngineConfig) -> str:
+    """Return the text of the engine's /metrics, an empty one when it does not answer with them."""
     connection = http.client.HTTPConnection(engine_host(config), config.port, timeout=METRICS_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
-        counts = [float(count) for count in _IN_FLIGHT.findall(response.read().decode(errors="replace"))]
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
+        text = response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return ""
     finally:
         connection.close()
-    return int(sum(counts)) if response.status == 200 and counts else None
+    return text if response.status == 200 else ""
+
+
+def in_flight(metrics: str) -> int | None:
+    """Return how many requests an engine's metrics have running or waiting, None when they do not tell."""
+    try:
+        counts = [float(count) for count in _IN_FLIGHT.findall(metrics)]
+        return int(sum(counts)) if counts else None
+    except ValueError:
+        return None
+
+
+def requests_in_flight(config: EngineConfig) -> int | None:
+    """Return how many requests the engine has running or waiting, by its own metrics; None when it does not tell."""
+    return in_flight(read_metrics(config))
 
 
 def engine_host(config: EngineConfig) -> str:

@@ -92,10 +92,6 @@ class Drain:
     def look(self, now: float) -> tuple[Traffic, bool]:
         """Return what clients do, and whether they are done. The launcher's own requests must not be open."""
         tally.tell_draining(self._config.engine_id)  # also the API servers that came since
-        pages = tally.read(self._config.engine_id)
-        seen = Traffic(
-            open_connections(self._config.port),
-            sum(page.opened for page in pages) if pages else None,
-            max((page.moved for page in pages), default=0.0),
-        )
+        connections, work = open_connections(self._config.port), tally.work(self._config.engine_id)
+        seen = Traffic(connections, work.open, work.moved) if work else Traffic(connections)
         return seen, self._quiet.judge(seen, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
-from vllm_ray_operator.api.status import Attempt, Rank, Session, Stop
+from vllm_ray_operator.api.status import Attempt, Rank, Stop
 from vllm_ray_operator.plan import fence, names
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
@@ -54,7 +54,6 @@ def _attempt(aim: Aim, found: Found) -> Attempt:
     data, cluster = found.submission.metadata, found.cluster
     timeout = timedelta(seconds=aim.world.deployment.spec.engine.drain_timeout_seconds)
     drain = aim.now + timeout if timeout and not found.ended else None
-    slot = [fence.reference(pod) for pod in cluster.slot(names.slot(found.replica))]
     return Attempt(
         number=found.number,
         nonce=data[NONCE],
@@ -62,7 +61,7 @@ def _attempt(aim: Aim, found: Found) -> Attempt:
         engine_revision=data[REVISION],
         ray_cluster=cluster.name,
         turn=int(data[TURN]),
-        session=Session(head=fence.reference(found.head), slot=slot),
+        session=fence.session(found.head, cluster.slot(names.slot(found.replica))),
         start_time=aim.now,
         ranks=[Rank(rank=0, instance_id=found.submission.id)],
         stop=Stop(

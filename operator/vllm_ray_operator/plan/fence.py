@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
-from vllm_ray_operator.api.status import Attempt, ContainerRef
+from vllm_ray_operator.api.status import Attempt, ContainerRef, Session
 from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job, Pod, World
 
 How = Literal["JobEnded", "NeverStarted", "PodsGone"]
@@ -104,6 +105,11 @@ def describe(attempt: Attempt, view: AttemptView, world: World) -> str:
     if view.job.status in TERMINAL:
         return "waiting for a complete answer of Ray about actors and placement groups"
     return "waiting for the engine job to end"
+
+
+def session(head: Pod, slot: Iterable[Pod]) -> Session:
+    """Return the life of Ray that an attempt is made for, by its head and the pods of its slot."""
+    return Session(head=reference(head), slot=[reference(pod) for pod in slot])
 
 
 def reference(pod: Pod) -> ContainerRef:

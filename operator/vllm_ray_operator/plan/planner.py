@@ -183,10 +183,8 @@ def _places(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Place]:
         return [Place(cluster.name, cluster, head_obstacle(cluster)) for cluster in world.clusters]
     running = [r for r in replicas if r.index in aim.roster.running]
     for replica in running:
-        home = aim.home(replica)
-        cluster = world.cluster(home.name)
-        pods = home.revision.resolved.pods_per_slot
-        places.append(Place(home.name, cluster, start_obstacle(cluster, replica.index, pods)))
+        name = aim.home(replica).name
+        places.append(Place(name, world.cluster(name), start_obstacle(aim, replica)))
     if not running and aim.cluster.resolved.policy == "Shared":
         name = aim.newest_home(0).name
         places.append(Place(name, world.cluster(name), head_obstacle(world.cluster(name))))

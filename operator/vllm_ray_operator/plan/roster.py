@@ -6,6 +6,7 @@ A choice is not remembered as such: it follows from what the replicas are. What 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
@@ -59,8 +60,7 @@ def choose(world: World, replicas: int, surge: int) -> Roster:
     ranked = sorted(stored, key=lambda r: (apart and r.surge, *_rank(world, r)))
     asked = [r.index for r in ranked[:replicas]]
     beyond = [r.index for r in ranked[replicas:] if apart and r.surge][:surge]
-    taken = {r.index for r in stored}
-    free = (index for index in count() if index not in taken)
+    free = _free(stored)
     asked += islice(free, replicas - len(asked))
     beyond += islice(free, surge - len(beyond))
     return Roster(frozenset(asked), frozenset(beyond), spec.suspend)
@@ -82,10 +82,15 @@ def choose_beside(world: World, replicas: int, old: frozenset[int], *, held: boo
     new = [r.index for r in ranked if r.index not in old][:replicas]
     either = old.union(new)
     line = [r.index for r in ranked if r.index in either]
-    taken = {r.index for r in stored}
-    free = list(islice((index for index in count() if index not in taken), replicas - len(new)))
+    free = list(islice(_free(stored), replicas - len(new)))
     asked = frozenset([*line, *free][:replicas])
     return Roster(asked, frozenset([*new, *free]) - asked, old=asked & old)
+
+
+def _free(stored: Sequence[ReplicaStatus]) -> Iterator[int]:
+    """Return the indices that no replica has, lowest first."""
+    taken = {r.index for r in stored}
+    return (index for index in count() if index not in taken)
 
 
 def worth(replica: ReplicaStatus) -> int:

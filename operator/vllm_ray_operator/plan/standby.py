@@ -26,10 +26,8 @@ FAULTS_OF_THE_SPEC = frozenset(
 def prepare(aim: Aim, draft: Draft) -> bool:
     """Begin a standby if everything it needs is there. Returns whether it was."""
     replica = draft.status
-    home = aim.home(replica)
-    cluster = aim.world.cluster(home.name)
-    pods = home.revision.resolved.pods_per_slot
-    if starting.start_obstacle(cluster, replica.index, pods) or adoption.obstacle(aim, cluster):
+    cluster = aim.world.cluster(aim.home(replica).name)
+    if starting.start_obstacle(aim, replica) or adoption.obstacle(aim, cluster):
         return False
     if cluster is None or cluster.head is None or replica.attempt is None:
         return False

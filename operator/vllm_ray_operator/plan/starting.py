@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_ray_operator.api.status import Attempt, Rank, ReplicaStatus, Session
+from vllm_ray_operator.api.status import Attempt, Rank, ReplicaStatus
 from vllm_ray_operator.plan import adoption, fence, identity, names
 from vllm_ray_operator.plan.actions import Delete, Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
@@ -25,10 +25,8 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         draft.set(phase="Backoff", message=backoff_message(status))
         draft.wake((status.next_start_time - aim.now).total_seconds())
         return
-    home = aim.home(status)
-    cluster = aim.world.cluster(home.name)
-    pods = home.revision.resolved.pods_per_slot
-    obstacle = start_obstacle(cluster, status.index, pods) or adoption.obstacle(aim, cluster)
+    cluster = aim.world.cluster(aim.home(status).name)
+    obstacle = start_obstacle(aim, status) or adoption.obstacle(aim, cluster)
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
         if cluster is not None:
@@ -88,9 +86,7 @@ def begin(
         ray_cluster=cluster.name,
         turn=turn,
         standby=standby,
-        session=Session(
-            head=fence.reference(head), slot=[fence.reference(pod) for pod in cluster.slot(names.slot(replica))]
-        ),
+        session=fence.session(head, cluster.slot(names.slot(replica))),
         start_time=aim.now,
         ranks=[Rank(rank=0, instance_id=instance_id)],
     )
@@ -108,12 +104,14 @@ def head_obstacle(cluster: Cluster | None) -> str:
     return cluster.ray_error
 
 
-def start_obstacle(cluster: Cluster | None, replica: int, pods: int) -> str:
-    """Say what a replica lacks for a start; empty when nothing."""
+def start_obstacle(aim: Aim, replica: ReplicaStatus) -> str:
+    """Say what a replica lacks for a start where it is carried; empty when nothing."""
+    home = aim.home(replica)
+    cluster, pods = aim.world.cluster(home.name), home.revision.resolved.pods_per_slot
     obstacle = head_obstacle(cluster)
     if cluster is None or obstacle:
         return obstacle
-    slot = cluster.slot(names.slot(replica))
+    slot = cluster.slot(names.slot(replica.index))
     ready = [p for p in slot if p.ready and not p.deleting]
     if len(ready) == len(slot) == pods:
         return ""

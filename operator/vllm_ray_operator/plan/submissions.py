@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_ray_operator.api.status import Attempt
-from vllm_ray_operator.plan import fence, identity
+from vllm_ray_operator.plan import fence, identity, names
 from vllm_ray_operator.plan.world import TERMINAL, Cluster, Deployment, Pod, Submission, World
 
 UID = "vllm-ray.dev/uid"
-REPLICA = "vllm-ray.dev/replica"
 ATTEMPT = "vllm-ray.dev/attempt"
 NONCE = "vllm-ray.dev/nonce"
 TURN = "vllm-ray.dev/turn"
@@ -52,9 +51,9 @@ class Census:
 def metadata(deployment: Deployment, replica: int, attempt: Attempt) -> dict[str, str]:
     """Return what the submission of an attempt says of it: all that is needed to know it again."""
     return {
-        "vllm-ray.dev/deployment": f"{deployment.namespace}/{deployment.name}",
+        names.DEPLOYMENT: f"{deployment.namespace}/{deployment.name}",
         UID: deployment.uid,
-        REPLICA: str(replica),
+        names.REPLICA: str(replica),
         ATTEMPT: str(attempt.number),
         NONCE: attempt.nonce,
         TURN: str(attempt.turn),
@@ -97,12 +96,12 @@ def _ours(world: World) -> Iterable[Found]:
             if not _is_whole(data) or submission.id != _id(world.deployment, data):
                 continue
             ended = submission.status in TERMINAL
-            yield Found(int(data[REPLICA]), int(data[ATTEMPT]), ended, cluster, head, submission)
+            yield Found(int(data[names.REPLICA]), int(data[ATTEMPT]), ended, cluster, head, submission)
 
 
 def _is_whole(data: Mapping[str, str]) -> bool:
     """Whether the metadata of a submission has all that we write."""
-    numbers = all(_DIGITS.fullmatch(data.get(key, "")) for key in (REPLICA, ATTEMPT, TURN))
+    numbers = all(_DIGITS.fullmatch(data.get(key, "")) for key in (names.REPLICA, ATTEMPT, TURN))
     return numbers and {UID, NONCE, REVISION} <= data.keys()
 
 

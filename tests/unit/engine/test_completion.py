@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_ray_engine.config import EngineConfig
-from vllm_ray_engine.launcher.completion import UNPROVEN, Completions, Engine, Vitals, Work, parse_vitals
+from vllm_ray_engine.launcher.completion import UNPROVEN, Completions, Engine, Vitals, parse_vitals
+from vllm_ray_engine.tally import Work
 
 from .conftest import configure
 
