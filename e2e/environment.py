@@ -82,3 +82,9 @@ def bring_up(name: str | None = None, nodes: int = 1) -> Environment:
     named = ["--name", name] if name else []
     module("e2e.cluster", *named, "load", *(str(image.archive) for image in built.values()))
     return Environment(cluster, built["operator"].tag, built["engine-cpu"].tag)
+
+
+def commit() -> str:
+    """Return the commit of this code, with a mark when it was changed since."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

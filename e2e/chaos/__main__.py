@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import subprocess
 
 from e2e import environment
 from e2e.chaos import campaign, faults, report
@@ -41,10 +40,7 @@ def main() -> int:
 
 
 def _title() -> str:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=environment.ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {commit or 'unknown'}"
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {environment.commit()}"
 
 
 if __name__ == "__main__":

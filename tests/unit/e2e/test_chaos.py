@@ -12,8 +12,8 @@ from e2e.chaos import campaign, faults, outcome, report
 from e2e.chaos.faults import Fault, Hits
 from e2e.chaos.outcome import Outcome, Request, Seen, Tally, Traffic
 from e2e.chaos.scene import Scene, manifest
-from e2e.chaos.watching import told_by
 from e2e.kube import CommandError, Kube
+from e2e.streams import told_by
 
 BEGAN = 1000.0
 VICTIM, OTHER = "10.242.2.5:8000", "10.242.1.7:8000"
