@@ -1,9 +1,10 @@
-"""``python -m e2e.chaos [FAULT ...]``: the campaign, or the faults named; docs/healing.md has each as it ends."""
+"""``python -m e2e.chaos [FAULT ...]``: the campaign, or the faults named; docs/healing.md gets each row as it ends."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 
 from e2e import environment
 from e2e.chaos import campaign, faults, report
@@ -23,14 +24,15 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     title, failed = _title(), False
+    signal.signal(signal.SIGTERM, _end)
     try:
         kube = bring_up()
         for fault in chosen:
             outcome = campaign.run(fault, settle(kube))
-            line = report.row(fault, outcome)
+            line = report.row(fault, outcome, title)
             print(line, flush=True)
             failed = failed or "**fault**" in line
-            REPORT.write_text(report.update(REPORT.read_text() if REPORT.exists() else "", title, [line]))
+            REPORT.write_text(report.update(REPORT.read_text() if REPORT.exists() else "", line))
     except (CommandError, TimeoutError) as error:
         say(f"the campaign ends: {error}")
         failed = True
@@ -39,8 +41,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def _end(*_: object) -> None:
+    """End as orderly as by Ctrl-C, so that no cluster is left."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 def _title() -> str:
-    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {environment.commit()}"
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {environment.commit()}"
 
 
 if __name__ == "__main__":

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 
+from e2e import environment
 from e2e.chaos import outcome
 from e2e.chaos.faults import Fault, Hits
-from e2e.chaos.outcome import Outcome, Seen
+from e2e.chaos.outcome import Outcome, Request, Seen, Traffic
 from e2e.chaos.scene import NAME, Scene, engine_cores
 from e2e.chaos.watching import Watching
+from e2e.install import NAMESPACE, RELEASE
 from e2e.kube import CommandError
 from e2e.serving import describe
 from e2e.waiting import say, wait_for
@@ -20,6 +25,7 @@ QUIET_SECONDS = 5.0  # before a fault, so that clients are seen to be served, an
 HEAL_SECONDS = 900.0
 POLL_SECONDS = 2.0
 LOOK_SECONDS = 0.3
+RECORDS = environment.ROOT / ".chaos"  # what was seen, a file for each fault, to ask why
 
 
 def run(fault: Fault, scene: Scene) -> Outcome:
@@ -30,17 +36,19 @@ def run(fault: Fault, scene: Scene) -> Outcome:
     try:
         wait_for("both clients to be served", lambda: _served(watching), seconds=60)
         _pause(QUIET_SECONDS)
-        return _broken(fault, scene, watching)
+        uid = scene.uid(scene.pod)
+        hit, began = engine_cores(uid), time.time()
+        try:
+            return _broken(fault, scene, watching, _Gone(uid, hit, began), began)
+        finally:
+            _record(fault, scene, watching, began)
     finally:
         watching.stop()
 
 
-def _broken(fault: Fault, scene: Scene, watching: Watching) -> Outcome:
+def _broken(fault: Fault, scene: Scene, watching: Watching, gone: _Gone, began: float) -> Outcome:
     victim, notes = scene.victim["attempt"], list[str]()
     before = _latest(watching)
-    hit = engine_cores(scene.uid(scene.pod))
-    began = time.time()
-    gone = _Gone(scene.uid(scene.pod), hit, began)
     _attempt(fault.inject, scene, notes)
     say(f"{fault.name}: done after {time.time() - began:.1f} s")
 
@@ -82,6 +90,20 @@ def _broken(fault: Fault, scene: Scene, watching: Watching) -> Outcome:
         load=os.getloadavg()[0],
         notes=tuple(notes),
     )
+
+
+def _record(fault: Fault, scene: Scene, watching: Watching, began: float) -> None:
+    """Keep all that was seen, with times in seconds after the fault, and what the operator logged."""
+    found: dict[str, Sequence[Seen | Traffic | Request]] = {
+        "status": watching.seen, "slice": watching.traffic, "service": watching.service, "other": watching.other
+    }  # fmt: skip
+    rows = [{"what": what, **asdict(row), "at": row.at - began} for what, seen in found.items() for row in list(seen)]
+    RECORDS.mkdir(exist_ok=True)
+    lines = (json.dumps(row, default=sorted) + "\n" for row in sorted(rows, key=lambda row: row["at"]))
+    (RECORDS / f"{fault.name}.jsonl").write_text("".join(lines))
+    with suppress(CommandError):
+        log = scene.kube.kubectl("logs", "-n", NAMESPACE, f"deploy/{RELEASE}", "--tail=2000")
+        (RECORDS / f"{fault.name}.log").write_text(log)
 
 
 class _Gone:

@@ -1,16 +1,16 @@
-"""docs/healing.md: a section per run; a fault's row stands in the section of its newest run only."""
+"""docs/healing.md: a table with the newest run of each fault."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from e2e.chaos.faults import FAULTS, Fault, Hits
 from e2e.chaos.outcome import Outcome, Tally
 
 HEADER = """# How it heals
 
-Written by `make chaos`, a section by each run (`make chaos FAULTS="job-stopped gcs-killed"` runs some); do not edit.
+Written by `make chaos` (`make chaos FAULTS="job-stopped gcs-killed"` runs some); do not edit. The table has the newest
+run of each fault, with its time and commit.
 Two nodes of the one-machine Kubernetes, a real KubeRay, Ray and vLLM on CPU; the operator and the Ray head on the first
 node, a replica of one pod on each. The fault hits the replica on the second node. Times are seconds after the fault
 was begun (a command of the cluster's tool takes about one of them):
@@ -23,13 +23,14 @@ was begun (a command of the cluster's tool takes about one of them):
   between which seconds, and by what most of them did. One client sends them one after another, each on a connection
   of its own, for ten seconds each at the most.
 - **other failed**: the same for requests straight to the replica that was not hit.
+- **load**: the average load of the machine, which has two cores, over the last minute of it.
 
 | fault | what is done |
 | --- | --- |
 """
-_COLUMNS = "| fault | out | named | Ready again | engine gone | clients failed | other failed | load | verdict |"
-_RULE = "| --- | ---: | --- | ---: | ---: | --- | --- | ---: | --- |"
-_SECTION = re.compile(r"^## .*\n(?:(?!## ).*\n?)*", re.MULTILINE)
+_COLUMNS = "| fault | out | named | Ready again | engine gone | clients failed | other failed | load | verdict | run |"
+_RULE = "| --- | ---: | --- | ---: | ---: | --- | --- | ---: | --- | --- |"
+_RESULTS = "## What came of it"
 _ROW = re.compile(r"^\| ([a-z][a-z-]*) \|")
 
 
@@ -55,8 +56,8 @@ def verdict(fault: Fault, outcome: Outcome) -> str:
     return "; ".join([*words, *outcome.notes])
 
 
-def row(fault: Fault, outcome: Outcome) -> str:
-    """Return the table's row."""
+def row(fault: Fault, outcome: Outcome, run: str) -> str:
+    """Return the table's row. ``run``: the time and the commit."""
     texts = [
         fault.name,
         _seconds(outcome.out),
@@ -67,22 +68,18 @@ def row(fault: Fault, outcome: Outcome) -> str:
         _tally(outcome.other),
         f"{outcome.load:.1f}",
         verdict(fault, outcome),
+        run,
     ]
     return "| " + " | ".join(text.replace("|", "/").replace("\n", " ") for text in texts) + " |"
 
 
-def update(text: str, title: str, rows: Sequence[str]) -> str:
-    """Return the report with the rows of a run in the section of that title, and nowhere else."""
-    new = {name(line) for line in rows}
-    sections = {}
-    for match in _SECTION.finditer(text):
-        heading, *lines = match[0].splitlines()
-        sections[heading] = [line for line in lines if name(line) and name(line) not in new]
-    sections.setdefault(f"## {title}", []).extend(rows)
-    explained = "".join(f"| {fault.name} | {fault.what} |\n" for fault in FAULTS)
-    parts = [HEADER + explained]
-    parts += ["\n".join([heading, "", _COLUMNS, _RULE, *lines, ""]) for heading, lines in sections.items() if lines]
-    return "\n".join(parts)
+def update(text: str, line: str) -> str:
+    """Return the report with a fault's row in place of the one that it had, in the order of the faults."""
+    _, _, results = text.partition(_RESULTS)
+    rows = {name(found): found for found in [*results.splitlines(), line]}
+    explained = [f"| {fault.name} | {fault.what} |" for fault in FAULTS]
+    told = [rows[fault.name] for fault in FAULTS if fault.name in rows]
+    return HEADER + "\n".join([*explained, "", _RESULTS, "", _COLUMNS, _RULE, *told, ""])
 
 
 def name(line: str) -> str | None:

@@ -109,7 +109,7 @@ class Launcher:
             self._load()
             self._serve()
         except StopAsked:
-            self.state.enter(state.STOPPING, "asked to stop")
+            self.state.stop()
         except EngineFailure as failure:
             view = self._cluster.view
             # Its words name a worker by its place in its rank.

@@ -18,6 +18,7 @@ LOADING = "Loading"
 SERVING = "Serving"
 STOPPING = "Stopping"
 FAILED = "Failed"
+ENDING = (STOPPING, FAILED)
 
 
 def timestamp() -> str:
@@ -64,8 +65,13 @@ class State:
         self.update(ranks=self._ranks(node_ips))
 
     def update(self, **fields: Any) -> None:
-        """Set fields; waiting readers are woken only if one of them really changed."""
+        """Set fields; waiting readers are woken only if one of them really changed.
+
+        What the engine of an attempt that ends still answers changes nothing: it is not ready again.
+        """
         with self._changed:
+            if self._fields["phase"] in ENDING:
+                fields.pop("health", None)
             if all(self._fields[name] == value for name, value in fields.items()):
                 return
             self._fields |= fields
@@ -84,9 +90,19 @@ class State:
             since = self._fields["since"] if self._fields["phase"] == phase else timestamp()
             self.update(phase=phase, message=message, since=since)
 
+    def stop(self) -> None:
+        """Enter Stopping, no longer ready, in one change."""
+        self._end(STOPPING, "asked to stop")
+
     def fail(self, cause: Cause) -> None:
-        """Enter Failed with its cause, in one change."""
-        self.update(phase=FAILED, message=cause.message, since=timestamp(), cause=cause.as_dict())
+        """Enter Failed with its cause, no longer ready, in one change."""
+        self._end(FAILED, cause.message, cause=cause.as_dict())
+
+    def _end(self, phase: str, message: str, **fields: Any) -> None:
+        """Clients must not be sent to an engine that is about to end, however well it still answers them."""
+        with self._changed:
+            health = {**self._fields["health"], "ready": False, "reason": message}
+            self.update(phase=phase, message=message, since=timestamp(), health=health, **fields)
 
     @property
     def phase(self) -> str:

@@ -42,14 +42,14 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     try:
         serving = [replica.attempt for replica in replicas if replica.phase == "Ready" and replica.attempt is not None]
         unknown = {attempt.instance_id: AttemptView(job=None) for attempt in attempts}
-        asked = engine.endpoints(unknown, serving, access.endpoints)
+        asked = engine.endpoints(unknown, serving, access.tokens)
         states = await engine.read_states(clients.engine, asked, limit)
         haste = any(state is not None and not state.ready for state in states.values())
         seen = await _wait(reading, attempts, HASTE_SECONDS if haste else None)
     finally:
         reading.cancel()
     seen = await ray.distrust_after_restart(clients.kube, key.namespace, objects.clusters, seen, limit)
-    endpoints = engine.endpoints(seen.views, attempts, access.endpoints)
+    endpoints = engine.endpoints(seen.views, attempts, access.tokens)
     others = {instance: endpoint for instance, endpoint in endpoints.items() if asked.get(instance) != endpoint}
     states = {**states, **await engine.read_states(clients.engine, others, limit)}
     states = {instance: states[instance] for instance in endpoints}

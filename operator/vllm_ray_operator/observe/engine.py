@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vllm_ray_operator.api.status import Attempt
-from vllm_ray_operator.clients.protocols import ApiError, Engine, EngineEndpoint, RayEndpoint
+from vllm_ray_operator.clients.protocols import ApiError, Engine, EngineEndpoint
 from vllm_ray_operator.observe.limit import Limit
 from vllm_ray_operator.observe.words import MAX_MESSAGE_CHARACTERS, cut
 from vllm_ray_operator.plan import names
@@ -14,16 +14,19 @@ from vllm_ray_operator.plan.world import AttemptView, EngineState, Job
 
 
 def endpoints(
-    views: Mapping[str, AttemptView], attempts: Sequence[Attempt], dashboards: Mapping[str, RayEndpoint]
+    views: Mapping[str, AttemptView], attempts: Sequence[Attempt], tokens: Mapping[str, str | None]
 ) -> dict[str, EngineEndpoint]:
-    """Return the control endpoints of the attempts that run, as far as is known, by instance id."""
+    """Return the control endpoints of the attempts that run, as far as is known, by instance id.
+
+    ``tokens``: of the RayClusters, as far as they are known.
+    """
     found: dict[str, EngineEndpoint] = {}
     for attempt in attempts:
-        view, dashboard = views.get(attempt.instance_id), dashboards.get(attempt.ray_cluster)
+        view = views.get(attempt.instance_id)
         address = _address(attempt, view.job if view is not None else None)
-        if address is not None and dashboard is not None:
+        if address is not None and attempt.ray_cluster in tokens:
             found[attempt.instance_id] = EngineEndpoint(
-                address, names.control_port(attempt.turn), attempt.instance_id, dashboard.token
+                address, names.control_port(attempt.turn), attempt.instance_id, tokens[attempt.ray_cluster]
             )
     return found
 

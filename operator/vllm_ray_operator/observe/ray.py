@@ -38,9 +38,13 @@ LOG_TAIL_CHARACTERS = 64 * 1024
 
 @dataclass(frozen=True)
 class Access:
-    """The dashboards that may be asked, by RayCluster; for the others what is in the way."""
+    """The dashboards that may be asked, by RayCluster; for the others what is in the way.
+
+    ``tokens``: as far as they are known, None where Ray asks for none; launchers are asked whatever the head does.
+    """
 
     endpoints: Mapping[str, RayEndpoint]
+    tokens: Mapping[str, str | None]
     errors: Mapping[str, str]
     problems: tuple[Problem, ...]
 
@@ -58,8 +62,9 @@ class Seen:
 async def find_dashboards(
     clients: Clients, namespace: str, clusters: Sequence[Cluster], token_secrets: Mapping[str, str], limit: Limit
 ) -> Access:
-    """Return how to reach the dashboards of all clusters whose head is ready, with their tokens."""
+    """Return how to reach the dashboards of all clusters whose head is ready, and the tokens of all."""
     endpoints: dict[str, RayEndpoint] = {}
+    tokens: dict[str, str | None] = {}
     errors: dict[str, str] = {}
     problems: list[Problem] = []
 
@@ -69,7 +74,6 @@ async def find_dashboards(
         try:
             if secret is not None:
                 endpoint = await _with_token(clients.kube, namespace, secret, endpoint)
-            endpoints[cluster.name] = endpoint
         except Forbidden as error:
             errors[cluster.name] = f"the Ray token cannot be read: {error}"
             problems.append(Problem("Forbidden", errors[cluster.name]))
@@ -77,9 +81,13 @@ async def find_dashboards(
             errors[cluster.name] = f"waiting for KubeRay to make Secret {secret} with the Ray token"
         except LookupError as error:
             errors[cluster.name] = str(error.args[0])
+        else:
+            tokens[cluster.name] = endpoint.token
+            if cluster.head_ready:
+                endpoints[cluster.name] = endpoint
 
-    await limit.gather(find(cluster) for cluster in clusters if cluster.head_ready and cluster.head is not None)
-    return Access(endpoints, errors, tuple(sorted(problems, key=lambda problem: problem.message)))
+    await limit.gather(find(cluster) for cluster in clusters if cluster.head is not None)
+    return Access(endpoints, tokens, errors, tuple(sorted(problems, key=lambda problem: problem.message)))
 
 
 async def _with_token(kube: Kube, namespace: str, name: str, endpoint: RayEndpoint) -> RayEndpoint:

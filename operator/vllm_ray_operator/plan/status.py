@@ -197,9 +197,10 @@ def _degraded(situation: Situation, main: Verdict, cluster: Verdict, problems: S
     wanted, rollout = situation.running, situation.rollout
     if problems or (cluster.status == "False" and cluster.reason not in _HARMLESS):
         return Verdict("True", main.reason, main.message)
-    # A replica in a crash loop stays one while it is ready for now.
+    # A replica in a crash loop stays one while it is ready for now. What is wrong with an attempt that served is not
+    # what ended the one before.
     loop = situation.crash_loop_after
-    failed = [r for r in wanted if _has_failed(r) and (r.phase != "Ready" or r.failures >= loop)]
+    failed = [r for r in wanted if _has_failed(r) and (r.phase not in ("Ready", "NotReady") or r.failures >= loop)]
     worst = max(failed, key=lambda r: r.failures, default=None)
     if worst is not None and worst.last_failure is not None:
         failure = worst.last_failure

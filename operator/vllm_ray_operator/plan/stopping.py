@@ -16,6 +16,8 @@ from vllm_ray_operator.plan.starting import backoff_message
 from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job
 
 SLOW_FENCE_SECONDS = 5.0
+# In Ray's message when the job's supervisor was lost with its Ray node, which is a pod (Ray 2.60, ActorDiedError).
+NODE_DIED = "its node has died"
 # How long it may take until no client is sent to an endpoint any more that has left the traffic: each kube-proxy learns
 # of the EndpointSlice by a watch, and gathers changes for about a second before it rewrites its rules.
 PROPAGATION_SECONDS = 5.0
@@ -74,6 +76,8 @@ def fault(
         result = view.job.result or {}
         reason = result.get("reason") or "EngineExited"
         message = result.get("message") or view.job.message or f"the engine job ended as {view.job.status}"
+        if not result and (lost := _lost_driver(aim, attempt, view.job)):
+            reason, message = "NodeLost", lost
     elif fence.head_lost(attempt, aim.world):
         reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
     elif fence.session_lost(attempt, view, aim.world):
@@ -84,6 +88,20 @@ def fault(
         last = view.engine.message if view.engine else silence(view)
         reason, message = "StartupTimeout", f"not ready after {timeout} s (last seen: {last})"
     return (reason, message) if reason else None
+
+
+def _lost_driver(aim: Aim, attempt: Attempt, job: Job) -> str:
+    """Say that the launcher was lost with its pod or node, if it was; "" if not."""
+    cluster, endpoint = aim.world.cluster(attempt.ray_cluster), attempt.endpoint
+    if cluster is None or endpoint is None:
+        return ""
+    pod = next((pod for pod in cluster.pods if pod.name == endpoint.pod), None)
+    if pod is not None and pod.lost_since is not None:
+        return f"node {pod.node} of pod {pod.name} does not answer, and Ray has given it up"
+    if NODE_DIED not in job.message:
+        return ""
+    where = f"pod {endpoint.pod} on node {endpoint.node}"
+    return f"{where} is gone" if pod is None or pod.deleting else f"Ray lost its node in {where}"
 
 
 def stop_of(aim: Aim, attempt: Attempt, view: AttemptView, reason: str, message: str, *, failure: bool) -> Stop:

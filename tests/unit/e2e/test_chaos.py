@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from e2e.chaos import __main__ as command
 from e2e.chaos import campaign, faults, outcome, report
 from e2e.chaos.faults import Fault, Hits
 from e2e.chaos.outcome import Outcome, Request, Seen, Tally, Traffic
@@ -140,9 +146,9 @@ def came_of(fault: str, **changes: Any) -> Outcome:
 
 
 def test_a_row() -> None:
-    assert report.row(BY_NAME["worker-killed"], came_of("worker-killed")) == (
+    assert report.row(BY_NAME["worker-killed"], came_of("worker-killed"), "today, 123abc") == (
         "| worker-killed | 0.8 | NotReady 0.8, WorkerDied 1.3 | 61.4 | 0.6 | 2 of 120 (0.1 to 1.2) | 0 of 130 | 2.0 "
-        "| healed |"
+        "| healed | today, 123abc |"
     )
 
 
@@ -166,32 +172,30 @@ def test_verdicts(fault: str, changes: dict[str, Any], expected: str) -> None:
 
 
 def test_failed_requests_are_told_with_the_error_that_most_of_them_met() -> None:
-    line = report.row(BY_NAME["node-gone"], came_of("node-gone", service=Tally(9, 3, 1, 4, "refused")))
+    line = report.row(BY_NAME["node-gone"], came_of("node-gone", service=Tally(9, 3, 1, 4, "refused")), "x")
     assert "| 3 of 9 (1.0 to 4.0, most of them refused) |" in line
 
 
-def test_a_run_adds_its_rows_to_its_section_and_takes_them_from_older_ones() -> None:
-    def rows(*names: str) -> list[str]:
-        return [report.row(BY_NAME[name], came_of(name)) for name in names]
+def test_the_newest_run_of_each_fault_in_the_order_of_the_faults() -> None:
+    def row(fault: str, run: str) -> str:
+        return report.row(BY_NAME[fault], came_of(fault), run)
 
-    first = report.update("", "one", rows("job-stopped"))
-    first = report.update(first, "one", rows("gcs-killed"))
-    assert first.startswith(report.HEADER)
-    assert [report.name(line) for line in first.splitlines() if report.name(line)][-2:] == ["job-stopped", "gcs-killed"]
-    second = report.update(first, "two", rows("job-stopped"))
-    one, two = second[second.index("## one") : second.index("## two")], second[second.index("## two") :]
-    assert "| job-stopped |" not in one
-    assert "| gcs-killed |" in one
-    assert "| job-stopped |" in two
-    third = report.update(second, "three", rows("gcs-killed"))
-    assert "## one" not in third, "nothing of it is left"
-    assert report.update(third, "three", []) == third
+    def results(text: str) -> list[str]:
+        assert text.startswith(report.HEADER)
+        return [line for line in text.splitlines() if line.startswith("| ") and "| healed |" in line]
+
+    text = report.update("", row("gcs-killed", "one"))
+    text = report.update(text, row("job-stopped", "one"))
+    assert results(text) == [row("job-stopped", "one"), row("gcs-killed", "one")]
+    text = report.update(text, row("gcs-killed", "two"))
+    assert results(text) == [row("job-stopped", "one"), row("gcs-killed", "two")]
+    assert report.update(text, row("gcs-killed", "two")) == text
 
 
 def test_the_table() -> None:
     names = [fault.name for fault in faults.FAULTS]
     assert len(set(names)) == len(names)
-    assert all(report.name(report.row(fault, came_of(fault.name))) == fault.name for fault in faults.FAULTS)
+    assert all(report.name(report.row(fault, came_of(fault.name), "x")) == fault.name for fault in faults.FAULTS)
     for fault in faults.FAULTS:
         assert (fault.mend is not None) == (fault.hold > 0), fault.name
         assert fault.mend is not None or not fault.heals_broken, fault.name
@@ -203,6 +207,27 @@ def test_faults_are_chosen_by_name_in_the_order_of_the_table() -> None:
     assert [fault.name for fault in faults.chosen(["node-gone", "job-stopped"])] == ["job-stopped", "node-gone"]
     with pytest.raises(ValueError, match="unknown: typo; there are: job-stopped"):
         faults.chosen(["typo", "node-gone"])
+
+
+def test_sigterm_takes_the_cluster_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, ...]] = []
+
+    def ended_from_outside() -> Kube:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        raise AssertionError("it was not heard")
+
+    monkeypatch.setattr(sys, "argv", ["chaos", "job-stopped"])
+    monkeypatch.setattr(command, "bring_up", ended_from_outside)
+    monkeypatch.setattr(command.environment, "module", lambda *args: done.append(args))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+    assert [args[-1] for args in done] == ["down"]
 
 
 def test_a_line_that_was_cut_off_tells_nothing() -> None:
@@ -248,10 +273,11 @@ def resource(*attempts: int, ready: bool = True) -> dict[str, Any]:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The resource that the API server has, changed by the test's faults; the engine core of the victim's pod."""
     state: dict[str, Any] = {"resource": resource(1, 2), "cores": {7}}
     monkeypatch.setattr(campaign, "Watching", FakeWatching)
+    monkeypatch.setattr(campaign, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(campaign, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(campaign, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(campaign, "HEAL_SECONDS", 1.0)
@@ -264,6 +290,9 @@ def scene(state: dict[str, Any]) -> Scene:
     class FakeKube(Kube):
         def get(self, *_: str) -> dict[str, Any]:
             return dict(state["resource"])
+
+        def kubectl(self, *_: str, **__: Any) -> str:
+            return "what the operator logged"
 
     other, victim = state["resource"]["status"]["replicas"]
     return Scene(FakeKube(tools=None), state["resource"], victim, other)
@@ -292,6 +321,10 @@ def test_a_fault_is_watched_until_it_is_healed(world: dict[str, Any]) -> None:
     assert came.other is not None
     assert came.other.failed == 0
     assert FAKES[0].ended
+    rows = [json.loads(line) for line in (campaign.RECORDS / "engine-core-killed.jsonl").read_text().splitlines()]
+    assert {row["what"] for row in rows} == {"status", "slice", "service", "other"}
+    assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
+    assert (campaign.RECORDS / "engine-core-killed.log").read_text() == "what the operator logged"
 
 
 def test_what_does_not_heal_is_told_as_it_was_last_seen(world: dict[str, Any]) -> None:

@@ -119,6 +119,7 @@ def test_accelerators_are_given_back_after_the_last_request(launch: Launch) -> N
     launch.wait_phase("Serving")
     launch.send(signal.SIGTERM)
     wait_for("it to stop", lambda: launch.state().get("phase") == "Stopping")
+    assert not launch.state()["health"]["ready"], "no more clients are to be sent to it"
     assert "remove_placement_group" not in launch.ray_log()
     launch.tell(running="0")
     wait_for("the group to be removed", lambda: "remove_placement_group" in launch.ray_log())

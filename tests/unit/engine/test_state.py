@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+
+import pytest
 
 from vllm_ray_engine.launcher import state as phases
 from vllm_ray_engine.launcher.state import State
@@ -49,6 +52,20 @@ def test_failure_shows_phase_and_cause_in_one_change() -> None:
     assert seen["version"] == version + 1
     assert (seen["phase"], seen["message"]) == ("Failed", "gone")
     assert seen["cause"] == {"reason": "WorkerDied", "message": "gone", "line": "line"}
+
+
+@pytest.mark.parametrize("end", [State.stop, lambda state: state.fail(Cause(WORKER_DIED, "gone", ""))])
+def test_an_attempt_that_ends_is_not_ready_whatever_its_engine_answers(end: Callable[[State], None]) -> None:
+    state = State(configure())
+    fine = {**state.read()["health"], "ready": True, "reason": ""}
+    state.update(health=fine)
+    version = state.read()["version"]
+    end(state)
+    seen = state.read()
+    assert seen["version"] == version + 1
+    assert seen["health"] == fine | {"ready": False, "reason": seen["message"]}
+    state.update(health=fine)
+    assert state.read() == seen
 
 
 def test_read_answers_at_once_when_the_version_differs() -> None:

@@ -280,6 +280,19 @@ async def test_a_head_that_is_not_ready_is_not_asked(lab: Lab) -> None:
     assert lab.ray.calls == []
 
 
+async def test_the_launcher_of_an_engine_that_was_seen_is_asked_whatever_the_head_does(lab: Lab) -> None:
+    """A dashboard that hangs makes the head's pod unready after a while: no reason to send clients away."""
+    lab.attempt_is(endpoint={"address": WORKER_IP, "port": 8000, "pod": "w", "node": "n"})
+    lab.engine.start(WORKER_IP, names.control_port(0), ID, f"token-of-{CLUSTER}").serve()
+    lab.kube.set_status(RAY_CLUSTERS, "default", CLUSTER, {"conditions": []})
+    seen = await lab.see()
+    assert seen.ray == {}
+    assert seen.engines == {ID: EngineEndpoint(WORKER_IP, names.control_port(0), ID, f"token-of-{CLUSTER}")}
+    engine = seen.world.attempts[ID].engine
+    assert engine is not None
+    assert engine.ready
+
+
 async def test_an_attempt_whose_cluster_is_gone(lab: Lab) -> None:
     lab.attempt_is(rayCluster="chat-00000000")
     assert await lab.view() == AttemptView(job=None)

@@ -150,6 +150,9 @@ CASES: dict[str, Case] = {
         [replica("Ready", failures=3)], "True AllReplicasReady", "False Complete", "True CrashLoop"
     ),
     "not ready": Case([replica("NotReady")], "False NotReady", "True NotReady", "True NotReady"),
+    "not ready, and the attempt before has failed": Case(
+        [replica("NotReady", failures=1)], "False NotReady", "True NotReady", "True NotReady"
+    ),
     "suspended, on the way": Case(
         [replica("Draining", stop=WISH), replica("Stopped", 1)],
         "False Suspended",

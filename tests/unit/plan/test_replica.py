@@ -474,6 +474,32 @@ def test_head_lost_during_a_stop() -> None:
     assert kinds(scene.step()) == ["Delete"]
 
 
+SUPERVISOR_DIED = "Job supervisor actor died: ... ip: 10.0.1.1 The actor died because its node has died. Node Id: e48"
+LOST_DRIVERS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "its node is silent": (
+        {"lost_since": later(-5), "ready": False}, {}, "NodeLost",
+        "node node-1 of pod w0-0 does not answer, and Ray has given it up",
+    ),
+    "its node is silent, but it told why": (
+        {"lost_since": later(-5)}, {"result": {"reason": "PortInUse", "message": "used"}}, "PortInUse", "used",
+    ),
+    "its pod is being deleted": ({"deleting": True}, {}, "NodeLost", "pod w0-0 on node node-1 is gone"),
+    "only Ray lost it": ({}, {}, "NodeLost", "Ray lost its node in pod w0-0 on node node-1"),
+    "neither": ({}, {"message": "it died"}, "EngineExited", "it died"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOST_DRIVERS)
+def test_a_launcher_that_was_lost_with_its_pod_or_node(name: str) -> None:
+    pod, told, reason, message = LOST_DRIVERS[name]
+    scene = serving()
+    scene.change_pod("w0-0", **pod)
+    scene.see(ended(**{"message": SUPERVISOR_DIED, **told}))
+    scene.step()
+    assert scene.replica.last_failure is not None
+    assert (scene.replica.last_failure.reason, scene.replica.last_failure.message) == (reason, message)
+
+
 def test_all_pods_lost() -> None:
     scene = serving()
     scene.change_pod("w0-0", uid="uid-new")
