@@ -88,6 +88,7 @@ def _broken(fault: Fault, scene: Scene, watching: Watching, gone: _Gone, began: 
         service=outcome.tally(watching.service, began, ended),
         other=None if fault.hits is Hits.ALL else outcome.tally(watching.other, began, ended),
         load=os.getloadavg()[0],
+        reused=outcome.reused(seen),
         notes=tuple(notes),
     )
 

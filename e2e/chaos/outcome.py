@@ -40,6 +40,16 @@ class Seen:
         return {r["index"]: r["attempt"]["number"] for r in replicas if r.get("attempt")}
 
     @property
+    def ids(self) -> dict[str, tuple[int, int]]:
+        """Whose each instance id is: replica and number of the attempt."""
+        return {
+            attempt["instanceId"]: (replica["index"], attempt["number"])
+            for replica in self.status.get("replicas", [])
+            for attempt in (replica.get("attempt"), replica.get("standby"))
+            if attempt
+        }
+
+    @property
     def failures(self) -> dict[int, str]:
         """Reason of the last failure of each replica, by the attempt that failed."""
         found = (r.get("lastFailure") for r in self.status.get("replicas", []))
@@ -109,6 +119,7 @@ class Outcome:
     service: Tally
     other: Tally | None  # None when the other replica is hit too
     load: float  # average load of the machine over the last minute, at the end
+    reused: tuple[str, ...] = ()  # instance ids that more than one attempt had
     notes: tuple[str, ...] = ()
 
 
@@ -162,3 +173,12 @@ def tally(requests: Sequence[Request], began: float, ended: float) -> Tally:
 def replaced(before: Mapping[int, int], after: Mapping[int, int]) -> tuple[int, ...]:
     """Return the replicas whose attempt is not the one it was."""
     return tuple(sorted(index for index, number in before.items() if after.get(index) != number))
+
+
+def reused(seen: Sequence[Seen]) -> tuple[str, ...]:
+    """Return the instance ids that were not one attempt's alone."""
+    owners: dict[str, set[tuple[int, int]]] = {}
+    for look in seen:
+        for instance_id, owner in look.ids.items():
+            owners.setdefault(instance_id, set()).add(owner)
+    return tuple(sorted(instance_id for instance_id, found in owners.items() if len(found) > 1))

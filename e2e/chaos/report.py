@@ -47,6 +47,8 @@ def verdict(fault: Fault, outcome: Outcome) -> str:
         faults.append("no replica was restarted")
     if outcome.other is not None and outcome.other.failed:
         faults.append("requests to the other replica failed")
+    if outcome.reused:
+        faults.append(f"used twice: {', '.join(outcome.reused)}")
     words = [f"**fault**: {'; '.join(faults)}"] if faults else ["healed"]
     if fault.heals_broken and outcome.mended is not None and outcome.ready is not None:
         healed = outcome.ready < outcome.mended

@@ -136,6 +136,21 @@ def test_replaced_are_those_with_another_attempt_or_none() -> None:
     assert outcome.replaced({0: 1, 1: 2}, {0: 1, 1: 2}) == ()
 
 
+def test_an_instance_id_is_one_attempts_alone() -> None:
+    def attempts(*numbers: int, standby: int | None = None) -> Seen:
+        replicas: list[dict[str, Any]] = [
+            {"index": index, "attempt": {"instanceId": f"chat-a{number}", "number": number}}
+            for index, number in enumerate(numbers)
+        ]
+        if standby is not None:
+            replicas[0]["standby"] = {"instanceId": "chat-a1", "number": standby}
+        return Seen(0, 1, {"replicas": [*replicas, {"index": 9}]})
+
+    assert outcome.reused([attempts(1, 2), attempts(1, 3), attempts(4, 3)]) == ()
+    assert outcome.reused([attempts(1, 2), attempts(2, 3)]) == ("chat-a2",), "by two replicas"
+    assert outcome.reused([attempts(1, 2), attempts(3, 2, standby=4)]) == ("chat-a1",), "by two attempts"
+
+
 def came_of(fault: str, **changes: Any) -> Outcome:
     usual: dict[str, Any] = {
         "out": 0.84, "named": (("NotReady", 0.8), ("WorkerDied", 1.3)), "mended": None, "ready": 61.44,
@@ -160,6 +175,7 @@ def test_a_row() -> None:
         ("worker-killed", {"replaced": (0, 1)}, "**fault**: the other replica was restarted too"),
         ("worker-killed", {"replaced": ()}, "**fault**: no replica was restarted"),
         ("worker-killed", {"other": Tally(9, 1, 2, 2)}, "**fault**: requests to the other replica failed"),
+        ("node-partitioned", {"reused": ("chat-a2",)}, "**fault**: used twice: chat-a2"),
         ("dashboard-down", {"replaced": (), "ready": 0.0, "mended": 60.2}, "healed; undone after 60 s"),
         ("dashboard-down", {"mended": 60.2}, "**fault**: replicas 1 were restarted; undone after 60 s"),
         ("node-gone", {"ready": 90.0, "mended": 92.0}, "healed; without the node"),
@@ -266,8 +282,12 @@ def resource(*attempts: int, ready: bool = True) -> dict[str, Any]:
     status = dict(seen(0, ready=ready).status)
     endpoints = [{"address": "10.242.1.7", "port": 8000}, {"address": "10.242.2.5", "port": 8000, "pod": "w1"}]
     status["replicas"] = [
-        {"index": index, "phase": "Ready", "attempt": {"number": number, "endpoint": endpoints[index]}}
-        for index, number in enumerate(attempts)
+        {
+            "index": index,
+            "phase": "Ready",
+            "attempt": {"number": n, "instanceId": f"a{n}", "endpoint": endpoints[index]},
+        }
+        for index, n in enumerate(attempts)
     ]
     return {"metadata": {"generation": 2, "uid": "u"}, "status": status}
 
