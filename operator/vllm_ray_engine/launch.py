@@ -42,8 +42,6 @@ LOST_SECONDS = 30.0
 """How long a serving engine may be dead or lack workers before the attempt is ended; vLLM normally ends itself."""
 DOOMED_SECONDS = 3.0
 """The same for what is certain: long enough for vLLM to say what it saw."""
-RAY_SILENT_SECONDS = 30.0
-"""After this, what Ray said last about the workers no longer counts."""
 CRASH_GRACE_SECONDS = 3.0
 """What is left of an engine that has nothing to finish gets this long between SIGTERM and SIGKILL."""
 BEFORE_DEATH_SECONDS = 15.0
@@ -286,10 +284,8 @@ class Launcher:
 
     def _judge(self, probed: health.Probe) -> None:
         view = self._cluster.view
-        silent = time.monotonic() - view.seen > RAY_SILENT_SECONDS
-        seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent)
-        self._answers = seen.ready
-        seen = health.judge(self.config, probed, view.workers_alive, ray_silent=silent, unfit=self._unfit())
+        self._answers = health.judge(self.config, probed, view.workers_alive).ready
+        seen = health.judge(self.config, probed, view.workers_alive, self._unfit())
         self._show(self._patience.judge(self._health, probed, seen, time.monotonic()))
 
     def _unfit(self) -> str:
@@ -311,7 +307,7 @@ class Launcher:
             if self._health.ready:
                 probed = health.Probe(200, self._health.models)
                 alive = self._cluster.view.workers_alive
-                self._show(health.judge(self.config, probed, alive, ray_silent=False, unfit=self._unfit()))
+                self._show(health.judge(self.config, probed, alive, self._unfit()))
         self._wakeup.notify()
 
     def _begin_drain(self) -> None:

@@ -5,15 +5,15 @@ The scenarios stand in faults/: vLLM's real classes on a real Ray cluster of two
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,26 @@ def scenario(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     scenarios.close()
 
 
-pair = pytest.mark.parametrize("plugin", [False, True], ids=["without", "with"])
+TRIES = 5
+
+
+def pair(test: Callable[..., None]) -> Callable[..., None]:
+    """Without the plug-in and with it.
+
+    Without, most of the faults are races of threads with exit hooks: each is to show in one of so many runs, the way
+    the test says. With it, there is one run, and nothing to forgive.
+    """
+
+    @functools.wraps(test)
+    def run(*, plugin: bool, **arguments: Any) -> None:
+        for tried in range(1, 1 if plugin else TRIES):
+            try:
+                return test(plugin=plugin, **arguments)
+            except (AssertionError, KeyError) as error:
+                print(f"run {tried} did not show it: {error}")
+        return test(plugin=plugin, **arguments)
+
+    return pytest.mark.parametrize("plugin", [False, True], ids=["without", "with"])(run)
 
 
 # Teardown.
@@ -118,8 +137,7 @@ pair = pytest.mark.parametrize("plugin", [False, True], ids=["without", "with"])
 @pair
 def test_worker_fails_at_start(scenario: Scenarios, plugin: bool) -> None:
     ended = scenario("teardown.worker_fails_at_start", plugin=plugin)
-    # Without: it opens a second Ray job while the interpreter ends, and now and then that takes it down by SIGSEGV.
-    assert ended.code == 1 or (not plugin and ended.code == -signal.SIGSEGV)
+    assert ended.code == 1
     assert (FOREIGN in ended.output) is not plugin
     assert (ended.last == f"RuntimeError: {BROKEN}") is plugin, "the error that ended it is the last thing in the log"
 

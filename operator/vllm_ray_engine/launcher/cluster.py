@@ -30,8 +30,8 @@ EXPLAIN_SECONDS = 2.0
 class View:
     """What Ray said last. node_ips, node_names: for each rank of the job each worker's node, in rank order.
 
-    explanation: why the groups wait, or what is wrong with where they landed. workers_alive is as old as `seen`
-    (monotonic clock), workers_most the most that there were at once. dead_nodes: names of nodes without their raylet.
+    explanation: why the groups wait, or what is wrong with where they landed. workers_most: the most that there were at
+    once. dead_nodes: names of nodes without their raylet.
     """
 
     placement: str = PENDING
@@ -41,7 +41,6 @@ class View:
     workers_alive: int = 0
     workers_most: int = 0
     dead_nodes: tuple[str, ...] = ()
-    seen: float = 0.0
 
 
 def landed(
@@ -103,7 +102,7 @@ class Cluster:
 
     def _show(self, **changes: Any) -> None:
         before, self.view = self.view, replace(self.view, **changes)
-        if replace(before, seen=0) != replace(self.view, seen=0):
+        if before != self.view:
             self._notify()
 
     def _run(self) -> None:
@@ -154,7 +153,7 @@ class Cluster:
                     return self._created([table["bundles_to_node_id"] for table in tables])
                 if (now := time.monotonic()) >= explain_at:
                     explain_at = now + EXPLAIN_SECONDS
-                    self._show(explanation=self._explain(), seen=now)
+                    self._show(explanation=self._explain())
             except Exception as error:  # the control store may be restarting
                 self._show(explanation=f"Ray does not answer: {error}")
         return None
@@ -178,7 +177,6 @@ class Cluster:
             explanation=packing.complaint(self._config, names),
             node_ips=tuple(tuple(node["NodeManagerAddress"] for node in workers) for workers in of_ranks),
             node_names=names,
-            seen=time.monotonic(),
         )
         used = (node for workers in of_ranks for node in workers)
         return Raylets({_name(node): (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in used})
@@ -190,11 +188,11 @@ class Cluster:
             self._show(dead_nodes=raylets.dead())
             try:
                 names = ray.util.list_named_actors()  # of our namespace, that are not dead
-            except Exception:  # noqa: S112  the control store may be restarting: the view gets old, which is noticed
+            except Exception:  # noqa: S112  the control store may be restarting; the engine serves on
                 continue
             alive = owned_actors(self._config, names)
             most = max(alive, self.view.workers_most)
-            self._show(workers_alive=alive, workers_most=most, seen=time.monotonic())
+            self._show(workers_alive=alive, workers_most=most)
 
 
 def _name(node: Mapping[str, Any]) -> str:

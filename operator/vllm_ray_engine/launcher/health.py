@@ -119,17 +119,16 @@ def probe(config: EngineConfig, key: str) -> Probe:  # noqa: PLR0911  one return
         connection.close()
 
 
-def judge(config: EngineConfig, probed: Probe, workers_alive: int, *, ray_silent: bool, unfit: str = "") -> Health:
-    """Combine the engine's answer with the number of living workers, as Ray said it last, if long ago `ray_silent`.
+def judge(config: EngineConfig, probed: Probe, workers_alive: int, unfit: str = "") -> Health:
+    """Combine the engine's answer with the number of living workers, as Ray said it last.
 
+    That may be long ago: while Ray's control store is away engines serve on, and the silence says nothing of them.
     `unfit`: what else is known against it.
     """
     if probed.error:
         reason = probed.error
     elif config.served_name not in probed.models:
         reason = f"/v1/models does not list {config.served_name}"
-    elif ray_silent:
-        reason = "Ray has not said for a while which workers are alive"
     elif workers_alive != config.workers:
         reason = f"{workers_alive} of {config.workers} workers are alive"
     else:

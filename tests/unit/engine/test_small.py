@@ -43,20 +43,19 @@ def test_cause_has_a_known_reason() -> None:
 
 
 JUDGED = {
-    "all well": (Probe(200, ("tiny",)), 2, False, ""),
-    "no answer": (Probe(None, error="the engine does not listen"), 2, False, "the engine does not listen"),
-    "dead engine": (Probe(503, error="/health answers 503"), 2, False, "/health answers 503"),
-    "other model": (Probe(200, ("other",)), 2, False, "/v1/models does not list tiny"),
-    "dead worker behind a healthy answer": (Probe(200, ("tiny",)), 1, False, "1 of 2 workers are alive"),
-    "too many workers": (Probe(200, ("tiny",)), 3, False, "3 of 2 workers are alive"),
-    "Ray is silent": (Probe(200, ("tiny",)), 2, True, "Ray has not said for a while which workers are alive"),
+    "all well": (Probe(200, ("tiny",)), 2, ""),
+    "no answer": (Probe(None, error="the engine does not listen"), 2, "the engine does not listen"),
+    "dead engine": (Probe(503, error="/health answers 503"), 2, "/health answers 503"),
+    "other model": (Probe(200, ("other",)), 2, "/v1/models does not list tiny"),
+    "dead worker behind a healthy answer": (Probe(200, ("tiny",)), 1, "1 of 2 workers are alive"),
+    "too many workers": (Probe(200, ("tiny",)), 3, "3 of 2 workers are alive"),
 }
 
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_judge(name: str) -> None:
-    probed, alive, silent, reason = JUDGED[name]
-    verdict = judge(configure(), probed, alive, ray_silent=silent)
+    probed, alive, reason = JUDGED[name]
+    verdict = judge(configure(), probed, alive)
     assert (verdict.ready, verdict.reason) == (reason == "", reason)
     assert (verdict.workers_alive, verdict.workers_expected) == (alive, 2)
 
@@ -80,14 +79,14 @@ def test_patience(name: str) -> None:
     probes, ready = STEADY[name]
     patience, verdict, verdicts = health.Patience(), health.Health(False, "", (), 2, 0), []
     for now, (probed, alive) in enumerate(probes):
-        seen = judge(configure(), probed, alive, ray_silent=False)
+        seen = judge(configure(), probed, alive)
         verdict = patience.judge(verdict, probed, seen, float(now))
         verdicts.append(verdict.ready)
     assert verdicts == ready
 
 
 def test_silence_is_measured_from_the_last_answer() -> None:
-    patience, well = health.Patience(), judge(configure(), WELL, 2, ray_silent=False)
+    patience, well = health.Patience(), judge(configure(), WELL, 2)
     patience.judge(well, SLOW, well, 5.0)
     assert patience.silent_seconds(500.0) == 0, "it has never answered: that is the start-up time-out's business"
     patience.judge(well, WELL, well, 10.0)
@@ -96,14 +95,14 @@ def test_silence_is_measured_from_the_last_answer() -> None:
 
 
 def test_a_closed_port_is_no_answer() -> None:
-    patience, well = health.Patience(), judge(configure(), WELL, 2, ray_silent=False)
+    patience, well = health.Patience(), judge(configure(), WELL, 2)
     patience.judge(well, WELL, well, 10.0)
     patience.judge(well, Probe(None, error="the engine does not listen"), well, 20.0)
     assert patience.silent_seconds(25.0) == 15
 
 
 def test_an_engine_is_dead_until_it_answers_otherwise() -> None:
-    patience, well = health.Patience(), judge(configure(), WELL, 2, ray_silent=False)
+    patience, well = health.Patience(), judge(configure(), WELL, 2)
     dead = []
     for probed in (WELL, Probe(503, error="/health answers 503"), Probe(None, error="refused"), SLOW, WELL):
         patience.judge(well, probed, well, 0.0)
