@@ -200,6 +200,29 @@ class Workers(ApiModel):
     template: PodOverlay | None = None
 
 
+class SecretKeyRef(ApiModel):
+    """One entry of a Secret in the same namespace."""
+
+    name: str = Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    key: str = Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$")
+
+
+class GcsFaultTolerance(ApiModel):
+    """A Redis that keeps what the Ray head knows (its GCS): engines serve on while a lost head is replaced."""
+
+    redis_address: str = Field(
+        max_length=300,
+        pattern=r"^(rediss?://)?([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$",
+        description="Host and port, such as `redis.cache:6379`; `rediss://` before it for TLS.",
+    )
+    redis_username: str | None = Field(
+        default=None, min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._@-]+$", description="Of Redis 6 and newer."
+    )
+    redis_password_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="The password: letters, digits and `._@-` only, since KubeRay hands it to a shell."
+    )
+
+
 class Cluster(ApiModel):
     """The RayCluster that carries the engines."""
 
@@ -222,6 +245,13 @@ class Cluster(ApiModel):
             "Shared (default): one RayCluster with a slot for each replica. PerReplica: a RayCluster for each replica, "
             "so that the loss of a head takes one replica, and a change of the image or the pods goes from replica to "
             "replica; each has a head pod of its own, and metadata.name at most 39 characters."
+        ),
+    )
+    gcs_fault_tolerance: GcsFaultTolerance | None = Field(
+        default=None,
+        description=(
+            "Where the Ray head keeps what it knows, outside of itself. Default: nowhere; with the head all engines "
+            "of its RayCluster are lost then, and start again."
         ),
     )
     head: Head | None = None

@@ -133,6 +133,7 @@ def parse_cluster(resource: Object, pods: Sequence[Object]) -> Cluster:
             for group in resource["spec"].get("workerGroupSpecs") or ()
         ),
         pods=tuple(parse_pod(pod) for pod in pods),
+        outlives_head=bool(resource["spec"].get("gcsFaultToleranceOptions")),
         problem=words.cluster_problem(status),
     )
 

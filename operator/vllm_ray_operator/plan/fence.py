@@ -61,11 +61,20 @@ def _word_of_ray(view: AttemptView) -> How | None:
 
 def session_lost(attempt: Attempt, view: AttemptView, world: World) -> bool:
     """Whether the Ray that the attempt was made for is no more: no head, another life of it, or it lost its memory."""
-    return head_lost(attempt, world) or (view.job == "absent" and was_seen(attempt))
+    if head_lost(attempt, world):
+        return True
+    # Of a job that was never seen, the head that was there must say it: another may have lost what the first one took.
+    return view.job == "absent" and (was_seen(attempt) or _head_changed(attempt, world))
 
 
 def head_lost(attempt: Attempt, world: World) -> bool:
-    """Whether the head that the attempt was made for is gone or lives another life."""
+    """Whether the head that the attempt was made for is gone or lives another life, and its Ray is lost with it."""
+    cluster = world.cluster(attempt.ray_cluster)
+    kept = cluster is not None and cluster.outlives_head and not cluster.deleting
+    return not kept and _head_changed(attempt, world)
+
+
+def _head_changed(attempt: Attempt, world: World) -> bool:
     cluster = world.cluster(attempt.ray_cluster)
     head = cluster.head if cluster else None
     return head is None or not _same_life(attempt.session.head, head)

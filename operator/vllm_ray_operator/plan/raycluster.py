@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from vllm_ray_operator.api.base import ApiModel
 from vllm_ray_operator.api.rules import DEFAULT_ACCELERATOR
-from vllm_ray_operator.api.spec import Head, Resources, VLLMDeploymentSpec, Workers
+from vllm_ray_operator.api.spec import GcsFaultTolerance, Head, Resources, VLLMDeploymentSpec, Workers
 from vllm_ray_operator.plan import model_uri, names, overlay
 from vllm_ray_operator.plan.actions import PatchCluster
 from vllm_ray_operator.plan.world import Cluster, Deployment, Manifest
@@ -46,6 +46,7 @@ class ResolvedCluster(ApiModel):
     policy: Literal["Shared", "PerReplica"]
     ray_version: str
     auth: Literal["Token", "Disabled"]
+    gcs_fault_tolerance: GcsFaultTolerance | None = None
     labels: dict[str, str]
     annotations: dict[str, str]
     head: dict[str, Any]
@@ -93,6 +94,7 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
         policy=spec.cluster.policy or "Shared",
         ray_version=spec.cluster.ray_version or DEFAULT_RAY_VERSION,
         auth=spec.cluster.auth or "Token",
+        gcs_fault_tolerance=spec.cluster.gcs_fault_tolerance,
         labels=dict(spec.cluster.labels),
         annotations=dict(spec.cluster.annotations),
         head=_owned(overlay.merge(_pod_template(spec, image, head.resources, {}), head.template or {}), labels),
@@ -120,6 +122,8 @@ def manifest(
     }
     if resolved.auth == "Token":
         spec["authOptions"] = {"mode": "token"}
+    if resolved.gcs_fault_tolerance is not None:
+        spec["gcsFaultToleranceOptions"] = _redis(resolved.gcs_fault_tolerance)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
@@ -136,6 +140,16 @@ def manifest(
         },
         "spec": spec,
     }
+
+
+def _redis(storage: GcsFaultTolerance) -> dict[str, Any]:
+    """Return it in KubeRay's words. Each RayCluster gets a namespace of its own in it; KubeRay clears it at the end."""
+    options: dict[str, Any] = {"redisAddress": storage.redis_address}
+    if storage.redis_username is not None:
+        options["redisUsername"] = {"value": storage.redis_username}
+    if (secret := storage.redis_password_secret_ref) is not None:
+        options["redisPassword"] = {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+    return options
 
 
 def capacity(deployment: Deployment, revision: str, resolved: ResolvedCluster) -> int:

@@ -74,7 +74,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A RayCluster of ours. ``head_ready`` is KubeRay's HeadPodReady, never its sticky ``state``."""
+    """A RayCluster of ours. ``head_ready`` is KubeRay's HeadPodReady, never its sticky ``state``.
+
+    ``outlives_head``: what its head knows is kept elsewhere (GCS fault tolerance), and so its jobs outlive the head.
+    """
 
     name: str
     uid: str
@@ -84,6 +87,7 @@ class Cluster:
     head_ready: bool
     groups: tuple[tuple[str, int], ...]  # (group name, desired pods), in the object's order
     pods: tuple[Pod, ...]
+    outlives_head: bool = False
     problem: str = ""  # what KubeRay reports, such as a failed pod creation
     ray_error: str = ""  # why its dashboard could not be read ("" when it was)
     submissions: tuple[Submission, ...] | None = None  # all that Ray knows; None when not asked for or not answered

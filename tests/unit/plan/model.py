@@ -101,6 +101,10 @@ class RayCluster:
     def groups(self) -> list[tuple[str, int]]:
         return [(g["groupName"], g["replicas"]) for g in self.manifest["spec"]["workerGroupSpecs"]]
 
+    @property
+    def outlives_head(self) -> bool:
+        return "gcsFaultToleranceOptions" in self.manifest["spec"]
+
 
 class World:
     """The world, its operator included. ``log`` tells what happened."""
@@ -234,8 +238,15 @@ class World:
 
     def known(self, cluster: RayCluster) -> dict[str, Job]:
         """The jobs that the living GCS of a cluster knows."""
+        memory = self.memory(cluster)
+        return {job_id: job for (life, job_id), job in self.records.items() if life == memory}
+
+    def memory(self, cluster: RayCluster) -> Life | None:
+        """Where the living head of a cluster keeps what it knows: in its own life, or outside of it."""
         head = self.head(cluster.name)
-        return {job_id: job for (life, job_id), job in self.records.items() if head is not None and head.life == life}
+        if head is None:
+            return None
+        return (cluster.uid, 0) if cluster.outlives_head else head.life
 
     def ray(self, cluster: RayCluster) -> RayCluster | None:
         """The cluster if its dashboard answers."""
@@ -292,6 +303,7 @@ class World:
             revision=cluster.manifest["metadata"]["labels"][names.CLUSTER_REVISION],
             deleting=cluster.gone_at is not None,
             head_ready=head_ready,
+            outlives_head=cluster.outlives_head,
             groups=tuple(cluster.groups),
             pods=tuple(self._see_pod(p) for p in self.pods.values() if p.cluster == cluster.name),
             ray_error="Ray does not answer" if head_ready and self.ray(cluster) is None else "",
@@ -493,15 +505,15 @@ class World:
         assert submission_id not in self.used, f"I1: {submission_id} runs a second time"
         assert submission_id in self.ids, f"{submission_id} was not written down first"
         self.used.add(submission_id)
-        head = self.head(cluster.name)
-        assert head is not None
+        memory = self.memory(cluster)
+        assert memory is not None
         (resource,) = action.resources
         replica = int(resource.rpartition("-")[2])
         start_at = self.time + self.random.choice((0, 2, 10, 60))
-        job = Job(submission_id, replica, head.life, self.time, start_at, metadata=action.metadata)
+        job = Job(submission_id, replica, memory, self.time, start_at, metadata=action.metadata)
         job.waits = json.loads(action.environment[engine_job.CONFIG_VARIABLE])["standby"]
         job.deaf, job.leaks = self.random.random() < 0.15, self.random.random() < 0.2
-        self.records[head.life, submission_id] = job
+        self.records[memory, submission_id] = job
         self.jobs.append(job)
 
     def _stop(self, cluster: str, submission_id: str) -> None:

@@ -51,6 +51,10 @@ NEW_HEAD = with_pods(*WORKERS, head=anew(HEAD))
 RESTARTED_HEAD = with_pods(*WORKERS, head=again(HEAD))
 
 
+def outlived(cluster: Cluster) -> Cluster:
+    return replace(cluster, outlives_head=True)
+
+
 @dataclass(frozen=True)
 class Case:
     view: AttemptView
@@ -133,6 +137,19 @@ CASES: dict[str, Case] = {
     "all new, no submission can be late": Case(ABSENT, "PodsGone", cluster=ALL_NEW, attempt=UNSEEN, after=60),
     "all new, but Ray does not say what has arrived": Case(
         UNKNOWN, None, cluster=ALL_NEW, attempt=UNSEEN, after=10_000
+    ),
+    # The head was lost, but what it knew was not: the next one is as good a witness.
+    "outlived, running": Case(build.view(build.job()), None, cluster=outlived(NEW_HEAD)),
+    "outlived, ended": Case(ended(), "JobEnded", cluster=outlived(NEW_HEAD)),
+    "outlived, no head": Case(UNKNOWN, None, cluster=outlived(NO_PODS_NO_HEAD), after=10_000),
+    "outlived, forgotten all the same": Case(ABSENT, None, cluster=outlived(NEW_HEAD), after=10_000),
+    "outlived, forgotten, pods new": Case(ABSENT, "PodsGone", cluster=outlived(ALL_NEW)),
+    "outlived, never seen: the first head may have taken it": Case(
+        ABSENT, None, cluster=outlived(NEW_HEAD), attempt=UNSEEN, after=10_000
+    ),
+    "outlived, never seen, pods new": Case(ABSENT, "PodsGone", cluster=outlived(ALL_NEW), attempt=UNSEEN, after=60),
+    "outlived, but the RayCluster goes": Case(
+        UNKNOWN, "PodsGone", cluster=replace(outlived(NO_PODS_NO_HEAD), deleting=True)
     ),
     # The RayCluster is gone.
     "cluster gone": Case(UNKNOWN, "PodsGone", cluster=None),

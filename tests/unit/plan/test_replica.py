@@ -455,6 +455,25 @@ def test_head_lost() -> None:
     assert (scene.phase, scene.replica.last_fence.how) == ("Backoff", "PodsGone")  # type: ignore[union-attr]
 
 
+def test_a_head_whose_knowledge_is_kept_elsewhere_takes_nothing_along() -> None:
+    scene = serving()
+    scene.change_cluster(outlives_head=True)
+    scene.change_pod("head", deleting=True)
+    scene.change_cluster(head_ready=False)
+    scene.see(AttemptView(job=None, engine=build.engine()))
+    scene.now = later(300)
+    assert (scene.step(), scene.phase) == ((), "Ready")
+    assert scene.status.condition("ClusterReady").message == "waiting for the head pod"  # type: ignore[union-attr]
+    scene.change_pod("head", deleting=False, uid="uid-new")
+    scene.change_cluster(head_ready=True)
+    scene.see(build.view())
+    assert (scene.step(), scene.phase) == ((), "Ready")
+    scene.see(ABSENT)
+    scene.step()
+    assert scene.attempt.stop is not None
+    assert (scene.attempt.stop.reason, scene.attempt.stop.recycle) == ("JobLost", True)
+
+
 def test_head_lost_while_the_intent_is_not_submitted() -> None:
     scene = starting()
     scene.change_pod("head", uid="uid-new")

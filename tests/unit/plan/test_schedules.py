@@ -35,7 +35,15 @@ POLICIES: list[dict[str, Any]] = [
 ]
 SETTLE_STEPS = 1500
 ONE_EACH = {"workers": {"acceleratorsPerNode": 1}}  # so that a slot has two pods
-CLUSTERS: list[dict[str, Any]] = [{}, {"policy": "Shared"}, {"policy": "PerReplica"}, {"policy": "PerReplica"}]
+KEPT = {"gcsFaultTolerance": {"redisAddress": "redis:6379"}}
+CLUSTERS: list[dict[str, Any]] = [
+    {},
+    {"policy": "Shared"},
+    {"policy": "Shared", **KEPT},
+    {"policy": "PerReplica"},
+    {"policy": "PerReplica"},
+    {"policy": "PerReplica", **KEPT},
+]
 
 
 def one_pass(world: World, faults: Sequence[str] = ()) -> bool:
@@ -125,6 +133,15 @@ def _on_cluster(what: Callable[[World, Any], None]) -> Callable[[World], None]:
 
 def _silence(world: World, cluster: Any) -> None:
     cluster.silent_until = world.time + world.random.uniform(5, 150)
+
+
+def _forget(world: World, cluster: Any) -> None:
+    """What is kept outside of the head is lost with it: raylets of a control store that is no more end."""
+    if cluster.outlives_head:
+        world.records = {key: job for key, job in world.records.items() if key[0] != (cluster.uid, 0)}
+        for pod in list(world.pods.values()):
+            if pod.owner == cluster.uid and pod.gone_at is None:
+                world.restart_container(pod)
 
 
 def _partial(world: World, cluster: Any) -> None:
@@ -217,6 +234,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "all containers of a slot restart": _on_slot(World.restart_container),
     "all pods of a slot deleted": _on_slot(World.delete_pod),
     "Ray is silent": _on_cluster(_silence),
+    "what outlives the head is lost": _on_cluster(_forget),
     "State API is partial": _on_cluster(_partial),
     "RayCluster deleted": _on_cluster(_delete_cluster),
     "RayCluster touched": _on_cluster(_touch_cluster),
