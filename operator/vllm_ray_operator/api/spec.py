@@ -203,8 +203,10 @@ class Workers(ApiModel):
 class SecretKeyRef(ApiModel):
     """One entry of a Secret in the same namespace."""
 
-    name: str = Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-    key: str = Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(
+        min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", description="Name of the Secret."
+    )
+    key: str = Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$", description="Which entry of it.")
 
 
 class GcsFaultTolerance(ApiModel):
