@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.kube import Kube
@@ -25,11 +26,12 @@ class Image:
 
 @dataclass(frozen=True)
 class Environment:
-    """A cluster that runs, with images that its nodes know."""
+    """A cluster that runs, with images that its nodes know. ``more``: the tags of further ones, by name."""
 
     kube: Kube
     operator_image: str
     engine_image: str
+    more: Mapping[str, str] = field(default_factory=dict)
 
 
 def module(*args: str) -> str:
@@ -71,17 +73,19 @@ def up(mode: str, name: str | None = None, nodes: int = 1) -> Kube:
     return Kube(tools=tools(), kubeconfig=Path(module("e2e.cluster", *named, "kubeconfig").strip()))
 
 
-def bring_up(name: str | None = None, nodes: int = 1) -> Environment:
-    """Bring up the whole: cluster and images side by side, then the images into the nodes."""
+def bring_up(name: str | None = None, nodes: int = 1, more: Sequence[str] = ()) -> Environment:
+    """Bring up the whole: cluster and images side by side, then the images into the nodes. ``more``: further images."""
     prepare()
     with ThreadPoolExecutor() as pool:
-        images = pool.submit(build_images, "operator", "engine-cpu")
+        images = pool.submit(build_images, "operator", "engine-cpu", *more)
         kube = pool.submit(up, "node", name, nodes)
         built, cluster = images.result(), kube.result()
     say("loading the images into the nodes")
     named = ["--name", name] if name else []
     module("e2e.cluster", *named, "load", *(str(image.archive) for image in built.values()))
-    return Environment(cluster, built["operator"].tag, built["engine-cpu"].tag)
+    return Environment(
+        cluster, built["operator"].tag, built["engine-cpu"].tag, {name: built[name].tag for name in more}
+    )
 
 
 def commit() -> str:

@@ -75,13 +75,14 @@ def e2e(rest: Sequence[str]) -> int:
     """Run the whole path on a one-machine cluster with a node."""
     name = "vro-e2e"
     try:
-        env = environment.bring_up(name)
+        env = environment.bring_up(name, more=["redis"])
         settings = {
             "KUBECONFIG": str(env.kube.kubeconfig),
             "VRO_TOOLS": str(env.kube.tools),
             "VRO_CLUSTER": name,
             "VRO_OPERATOR_IMAGE": env.operator_image,
             "VRO_ENGINE_IMAGE": env.engine_image,
+            "VRO_REDIS_IMAGE": env.more["redis"],
         }
         return pytest(["e2e/tests", "-m", "e2e", *rest], settings)
     finally:

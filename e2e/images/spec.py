@@ -17,7 +17,7 @@ CPU_TORCH_WHEEL = "torch-2.13.0+cpu-cp311-cp311-*.whl"
 # Every staged file gets this time (2020-01-01): builds must not depend on when a file was checked out, and zip files,
 # which wheels are, know no time before 1980.
 _STAGED_TIME = 1_577_836_800
-NAMES = ("operator", "engine-cpu")
+NAMES = ("operator", "engine-cpu", "redis")
 
 _NOT_INPUT = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 
@@ -71,7 +71,13 @@ def engine_cpu_recipe(wheels: Path | None) -> Recipe:
 
 def recipe(name: str, environ: Mapping[str, str] = os.environ) -> Recipe:
     """Return the recipe of an image by name, one of NAMES."""
-    return operator_recipe() if name == "operator" else engine_cpu_recipe(find_wheels(environ))
+    match name:
+        case "operator":
+            return operator_recipe()
+        case "redis":
+            return Recipe(name="redis", inputs=("images/redis",))
+        case _:
+            return engine_cpu_recipe(find_wheels(environ))
 
 
 def find_wheels(environ: Mapping[str, str], repository: Path = REPOSITORY) -> Path | None:

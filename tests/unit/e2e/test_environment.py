@@ -14,7 +14,7 @@ ANSWERS = {
     "tools": "/tools\n",
     "kubeconfig": "/kubeconfig\n",
     "build": json.dumps(
-        {name: {"image": f"{name}:1", "archive": f"/{name}.tar"} for name in ("operator", "engine-cpu")}
+        {name: {"image": f"{name}:1", "archive": f"/{name}.tar"} for name in ("operator", "engine-cpu", "redis")}
     ),
 }
 
@@ -32,6 +32,19 @@ def test_the_machine_is_prepared_before_anything_else(monkeypatch: pytest.Monkey
     assert calls[-1] == ("e2e.cluster", "--name", "mine", "load", "/operator.tar", "/engine-cpu.tar")
     assert (found.operator_image, found.engine_image) == ("operator:1", "engine-cpu:1")
     assert found.kube.kubeconfig == Path("/kubeconfig")
+
+
+def test_further_images_are_built_and_loaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def module(*args: str) -> str:
+        calls.append(args)
+        return next((text for word, text in ANSWERS.items() if word in args), "")
+
+    monkeypatch.setattr(environment, "module", module)
+    assert environment.bring_up(more=["redis"]).more == {"redis": "redis:1"}
+    assert ("e2e.images", "build", "operator", "engine-cpu", "redis") in calls
+    assert "/redis.tar" in calls[-1]
 
 
 def test_nothing_is_begun_on_a_machine_that_will_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
