@@ -76,8 +76,8 @@ def fault(
         result = view.job.result or {}
         reason = result.get("reason") or "EngineExited"
         message = result.get("message") or view.job.message or f"the engine job ended as {view.job.status}"
-        if not result and (lost := _lost_driver(aim, attempt, view.job)):
-            reason, message = "NodeLost", lost
+        if not result and (lost := _lost_driver(aim, attempt, view.job)) is not None:
+            reason, message = lost
     elif fence.head_lost(attempt, aim.world):
         reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
     elif fence.session_lost(attempt, view, aim.world):
@@ -90,18 +90,22 @@ def fault(
     return (reason, message) if reason else None
 
 
-def _lost_driver(aim: Aim, attempt: Attempt, job: Job) -> str:
-    """Say that the launcher was lost with its pod or node, if it was; "" if not."""
+def _lost_driver(aim: Aim, attempt: Attempt, job: Job) -> tuple[str, str] | None:
+    """Return reason and message if the launcher, which said nothing, was lost with its pod or node."""
     cluster, endpoint = aim.world.cluster(attempt.ray_cluster), attempt.endpoint
     if cluster is None or endpoint is None:
-        return ""
+        return None
     pod = next((pod for pod in cluster.pods if pod.name == endpoint.pod), None)
+    reason, message = "NodeLost", ""
     if pod is not None and pod.lost_since is not None:
-        return f"node {pod.node} of pod {pod.name} does not answer, and Ray has given it up"
-    if NODE_DIED not in job.message:
-        return ""
-    where = f"pod {endpoint.pod} on node {endpoint.node}"
-    return f"{where} is gone" if pod is None or pod.deleting else f"Ray lost its node in {where}"
+        message = f"node {pod.node} of pod {pod.name} does not answer, and Ray has given it up"
+    elif NODE_DIED in job.message:
+        where = f"pod {endpoint.pod} on node {endpoint.node}"
+        if pod is None or pod.deleting:
+            reason, message = "PodsLost", f"{where} is gone, and the engine's launcher with it"
+        else:
+            message = f"Ray lost its node in {where}"
+    return (reason, message) if message else None
 
 
 def stop_of(aim: Aim, attempt: Attempt, view: AttemptView, reason: str, message: str, *, failure: bool) -> Stop:

@@ -502,7 +502,9 @@ LOST_DRIVERS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "its node is silent, but it told why": (
         {"lost_since": later(-5)}, {"result": {"reason": "PortInUse", "message": "used"}}, "PortInUse", "used",
     ),
-    "its pod is being deleted": ({"deleting": True}, {}, "NodeLost", "pod w0-0 on node node-1 is gone"),
+    "its pod is being deleted": (
+        {"deleting": True}, {}, "PodsLost", "pod w0-0 on node node-1 is gone, and the engine's launcher with it",
+    ),
     "only Ray lost it": ({}, {}, "NodeLost", "Ray lost its node in pod w0-0 on node node-1"),
     "neither": ({}, {"message": "it died"}, "EngineExited", "it died"),
 }  # fmt: skip
