@@ -53,7 +53,14 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
     others = {instance: endpoint for instance, endpoint in endpoints.items() if asked.get(instance) != endpoint}
     states = {**states, **await engine.read_states(clients.engine, others, limit)}
     states = {instance: states[instance] for instance in endpoints}
-    views = {instance: replace(view, engine=states.get(instance)) for instance, view in seen.views.items()}
+    views = {
+        attempt.instance_id: replace(
+            seen.views[attempt.instance_id],
+            engine=states.get(attempt.instance_id),
+            unasked=attempt.ray_cluster not in access.tokens,
+        )
+        for attempt in attempts
+    }
     world = World(
         deployment=objects.deployment,
         revisions=objects.revisions,

@@ -41,9 +41,9 @@ def learn(aim: Aim, replica: int, attempt: Attempt, view: AttemptView) -> Attemp
                 changes["ranks"] = ranks
         if view.engine.ready and attempt.ready_time is None:
             changes["ready_time"] = aim.now
-    if view.engine is not None and attempt.silent_time is not None:
+    if (view.engine is not None or view.unasked) and attempt.silent_time is not None:
         changes["silent_time"] = None
-    if view.engine is None and attempt.silent_time is None and attempt.ready_time is not None:
+    if view.engine is None and not view.unasked and attempt.silent_time is None and attempt.ready_time is not None:
         changes["silent_time"] = aim.now
     return attempt.model_copy(update=changes) if changes else attempt
 

@@ -85,8 +85,8 @@ def _show(aim: Aim, draft: Draft, view: AttemptView) -> None:
         draft.set(phase="Ready", message="")
         _forgive(aim, draft, attempt.ready_time)
         return
-    if engine is None and draft.status.phase == "Ready" and _is_patient(aim, attempt):
-        draft.wake(SILENT_POLL_SECONDS)
+    if engine is None and draft.status.phase == "Ready" and _is_patient(aim, attempt, view):
+        draft.wake(POLL_SECONDS if view.unasked else SILENT_POLL_SECONDS)
         return
     if attempt.ready_time is not None:
         reason = engine.reason or engine.message if engine else attempts.silence(view)
@@ -97,13 +97,15 @@ def _show(aim: Aim, draft: Draft, view: AttemptView) -> None:
     draft.wake(POLL_SECONDS if engine is None else STARTING_POLL_SECONDS)
 
 
-def _is_patient(aim: Aim, attempt: Attempt) -> bool:
+def _is_patient(aim: Aim, attempt: Attempt, view: AttemptView) -> bool:
     """Whether a silent launcher is not yet taken for a dead engine: an answer or two may be lost on the way."""
     cluster = aim.world.cluster(attempt.ray_cluster)
-    if cluster is None or attempt.endpoint is None or attempt.silent_time is None:
+    if cluster is None or attempt.endpoint is None:
         return False
     here = any(pod.name == attempt.endpoint.pod and pod.ready and not pod.deleting for pod in cluster.pods)
-    return here and (aim.now - attempt.silent_time).total_seconds() < SILENCE_SECONDS
+    since = attempt.silent_time
+    brief = since is not None and (aim.now - since).total_seconds() < SILENCE_SECONDS
+    return here and (view.unasked or brief)
 
 
 def _forgive(aim: Aim, draft: Draft, ready_time: datetime) -> None:

@@ -159,12 +159,14 @@ class AttemptView:
     """What was observed of one attempt.
 
     ``job``: the submission; ``"absent"`` when Ray answered that it does not know it; None when Ray did not answer.
-    ``leftovers`` and ``engine``: None when not asked for or not answered.
+    ``leftovers`` and ``engine``: None when not asked for or not answered. ``unasked``: the launcher could not be asked
+    for want of the Ray token, so that its silence says nothing.
     """
 
     job: Job | Literal["absent"] | None
     leftovers: Leftovers | None = None
     engine: EngineState | None = None
+    unasked: bool = False
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ async def test_without_a_token_ray_is_not_asked(
     assert lab.ray.calls == []
     assert words in seen.world.clusters[0].ray_error
     assert tuple(p.reason for p in seen.world.problems) == reasons
-    assert seen.world.attempts[ID] == AttemptView(job=None)
+    assert seen.world.attempts[ID] == AttemptView(job=None, unasked=True)
 
 
 async def test_a_head_that_is_not_ready_is_not_asked(lab: Lab) -> None:
@@ -295,7 +295,7 @@ async def test_the_launcher_of_an_engine_that_was_seen_is_asked_whatever_the_hea
 
 async def test_an_attempt_whose_cluster_is_gone(lab: Lab) -> None:
     lab.attempt_is(rayCluster="chat-00000000")
-    assert await lab.view() == AttemptView(job=None)
+    assert await lab.view() == AttemptView(job=None, unasked=True)
 
 
 async def test_a_dashboard_that_does_not_answer_is_told_and_knows_nothing(lab: Lab) -> None:

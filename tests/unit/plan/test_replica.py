@@ -254,6 +254,18 @@ def test_a_silent_launcher_on_a_pod_that_is_not_ready_loses_its_traffic_at_once(
     assert scene.phase == "NotReady"
 
 
+def test_a_launcher_that_cannot_be_asked_is_not_silent() -> None:
+    scene = serving()
+    scene.see(AttemptView(job=None, unasked=True))
+    for _ in range(3):
+        scene.step()
+        assert (scene.phase, scene.attempt.silent_time, scene.last.wake_after) == ("Ready", None, 2)
+        scene.now += timedelta(seconds=60)
+    scene.change_pod("w0-0", ready=False)
+    scene.step()
+    assert scene.phase == "NotReady", "its pod tells enough"
+
+
 def test_a_silent_ray_does_not_stop_an_engine_that_answers() -> None:
     scene = serving()
     scene.see(AttemptView(job=None, engine=build.engine()))
