@@ -18,9 +18,9 @@ was begun (a command of the cluster's tool takes about one of them):
 - **out**: clients are sent to the replica no more (its EndpointSlice).
 - **named**: the reasons that the status gave, in the order of their first appearance.
 - **Ready again**: the condition Ready is True, for good.
-- **engine gone**: the engine core that was hit is no more, seen on the machine itself. On a node that is cut off it goes
-  on until the network is back, since nobody reaches it: that is no fault as long as it gets no clients and no other
-  attempt has its instance id, which is looked at after every fault.
+- **engine gone**: the engine core that was hit is no more, seen on the machine itself. On a node that is cut off it
+  lives on until the network is back, since nobody reaches it: that is no fault as long as it gets no clients and no
+  other attempt has its instance id, which is looked at after every fault.
 - **clients failed**: of the requests through the Service from the fault until all was well, those that failed,
   between which seconds, and by what most of them did. One client sends them one after another, each on a connection
   of its own, for ten seconds each at the most.
