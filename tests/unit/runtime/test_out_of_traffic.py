@@ -19,7 +19,7 @@ import pytest
 from tests.unit.act.test_together import KEY, Lab
 from tests.unit.runtime.virtual import VirtualClock, in_virtual_time
 from vllm_ray_operator.act import execute
-from vllm_ray_operator.clients.protocols import ENDPOINT_SLICES, ApiError
+from vllm_ray_operator.clients.protocols import ENDPOINT_SLICES, RAY_CLUSTERS, ApiError
 from vllm_ray_operator.observe import observe
 from vllm_ray_operator.plan.actions import Plan
 from vllm_ray_operator.plan.planner import plan
@@ -124,6 +124,22 @@ async def test_a_dead_worker(ray_seconds: float) -> None:
         assert operator.lab.replica(0).phase == "NotReady"
         assert operator.lab.replica(0).message == "1 of 2 workers are alive"
         assert operator.lab.replica(1).phase == "Ready", "the other is left alone, whatever Ray does"
+
+
+@in_virtual_time
+async def test_a_head_that_is_not_ready_takes_nobody_out_of_traffic() -> None:
+    """Kubernetes also marks pods of healthy nodes so, after an outage of its own. A dead engine is noticed as ever."""
+    async with at_rest() as operator:
+        lab = operator.lab
+        (cluster,) = lab.kube.objects(RAY_CLUSTERS)
+        unready = {"conditions": [{"type": "HeadPodReady", "status": "False", "reason": "NodeNotReady"}]}
+        lab.kube.set_status(RAY_CLUSTERS, "default", cluster["metadata"]["name"], unready)
+        for _ in range(120):
+            operator.queue.add(KEY)
+            await lab.clock.sleep(1)
+            assert operator.in_traffic() == 2
+        operator.launcher().set("Serving", "serving", health={"ready": False, "reason": "1 of 2 workers are alive"})
+        await operator.until(1, LIMIT_SECONDS)
 
 
 @in_virtual_time
