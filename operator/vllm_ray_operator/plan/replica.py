@@ -18,7 +18,7 @@ from vllm_ray_operator.plan.world import AttemptView
 POLL_SECONDS = 2.0
 STARTING_POLL_SECONDS = 10.0
 SILENT_POLL_SECONDS = 0.5
-SILENCE_SECONDS = 6.0
+SILENCE_SECONDS = 3.0  # after a look that got no answer: time for another, which may take as long itself
 
 
 def plan_replica(aim: Aim, replica: ReplicaStatus, *, wanted: bool) -> Draft:

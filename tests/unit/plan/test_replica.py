@@ -226,7 +226,7 @@ def test_a_launcher_that_is_silent_for_a_moment_keeps_its_traffic() -> None:
     scene.step()
     assert scene.phase == "Ready"
     assert scene.last.wake_after == 0.5
-    scene.now += timedelta(seconds=5.9)
+    scene.now += timedelta(seconds=2.9)
     scene.step()
     assert scene.phase == "Ready"
     scene.see(build.view())
@@ -239,7 +239,7 @@ def test_a_silent_launcher_loses_its_traffic() -> None:
     scene = serving()
     scene.see(build.view(build.job()))
     scene.step()
-    scene.now += timedelta(seconds=6)
+    scene.now += timedelta(seconds=3)
     scene.step()
     assert (scene.phase, scene.replica.message) == ("NotReady", "the engine's launcher does not answer")
     assert scene.attempt.stop is None, "silence is no reason to stop"
@@ -280,7 +280,7 @@ def test_silent_altogether() -> None:
     scene = serving()
     scene.see(UNKNOWN)
     scene.step()
-    scene.now += timedelta(seconds=6)
+    scene.now += timedelta(seconds=3)
     scene.step()
     assert (scene.phase, scene.replica.message) == ("NotReady", "Ray does not answer")
     assert scene.attempt.stop is None

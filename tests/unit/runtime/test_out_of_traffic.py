@@ -8,7 +8,7 @@ actor of its engine is dead, and about a second until kube-proxy has taken an En
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +19,9 @@ import pytest
 from tests.unit.act.test_together import KEY, Lab
 from tests.unit.runtime.virtual import VirtualClock, in_virtual_time
 from vllm_ray_operator.act import execute
-from vllm_ray_operator.clients.protocols import ENDPOINT_SLICES, RAY_CLUSTERS, ApiError
+from vllm_ray_operator.clients.engine import CONNECT_SECONDS
+from vllm_ray_operator.clients.http import QUESTIONS, SILENT_SECONDS
+from vllm_ray_operator.clients.protocols import ENDPOINT_SLICES, RAY_CLUSTERS, ApiError, EngineEndpoint
 from vllm_ray_operator.observe import observe
 from vllm_ray_operator.plan.actions import Plan
 from vllm_ray_operator.plan.planner import plan
@@ -32,6 +34,7 @@ from vllm_ray_operator.runtime.reconciler import Reconciler
 
 KUBE_SECONDS, RAY_SECONDS, LAUNCHER_SECONDS = 0.05, 0.3, 0.02
 RAY_TIMEOUT_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = float(SILENT_SECONDS + QUESTIONS)
 LIMIT_SECONDS = 3.0
 """Of the five seconds that it may take in all."""
 
@@ -154,3 +157,22 @@ async def test_a_launcher_that_is_killed() -> None:
         await operator.lab.clock.sleep(1)
         operator.lab.dashboard.end(launcher.instance_id, "FAILED")
         print(f"MEASURED a job that failed to its endpoint out: {await operator.until(1, LIMIT_SECONDS):.2f} s")
+
+
+@in_virtual_time
+async def test_a_node_that_is_cut_off() -> None:
+    """Nothing is refused and nothing answered: each try takes the time that a client gives it."""
+    async with at_rest() as operator:
+        lab, launcher, cut = operator.lab, operator.launcher(), asyncio.Event()
+        ask = lab.engine.state
+
+        async def state(engine: EngineEndpoint, since: int | None, wait_seconds: float) -> Mapping[str, Any]:
+            if engine.instance_id != launcher.instance_id:
+                return await ask(engine, since, wait_seconds)
+            await lab.clock.sleep(KEEP_ALIVE_SECONDS if wait_seconds and not cut.is_set() else CONNECT_SECONDS)
+            cut.set()
+            raise ApiError("no connection within 3 s")
+
+        lab.engine.state = state  # type: ignore[method-assign]
+        launcher.changed.set()  # the poll that is held fails a while later
+        print(f"MEASURED a node cut off to its endpoint out: {await operator.until(1, 12):.2f} s")
