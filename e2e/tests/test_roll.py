@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import threading
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,62 +14,23 @@ import yaml
 
 from e2e.demo import EXAMPLE
 from e2e.kube import Kube
-from e2e.serving import describe, head_pod, is_ready, served_name, wait_ready
+from e2e.load import Load, Request, tally
+from e2e.serving import describe, is_ready, wait_ready
 from e2e.waiting import say, wait_for
 
 NAME = "roll"
-CLIENTS = 4
-
-# Runs in the head pod. Half of the clients come and go, with a connection for each request; the others keep theirs for
-# as long as the server lets them.
-_LOAD = """
-import http.client, json, os, sys, threading, time
-from urllib.parse import urlsplit
-url, model, stop = urlsplit(sys.argv[1] + "/completions"), sys.argv[2], sys.argv[3]
-body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 8, "temperature": 0}).encode()
-served, moved, failed, slowest, lock = 0, 0, [], 0.0, threading.Lock()
-def client(keeps):
-    global served, moved, slowest
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
-    while not os.path.exists(stop):
-        start = time.time()
-        try:
-            connection.request("POST", url.path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            json.load(response)["choices"][0]
-        except Exception as error:
-            connection.close()
-            with lock: failed.append(f"{time.time():.1f} after {time.time() - start:.1f} s, {keeps=}: {error!r}")
-        else:
-            with lock:
-                served, slowest = served + 1, max(slowest, time.time() - start)
-                moved += keeps and response.will_close
-            if not keeps: connection.close()
-        time.sleep(0.2)
-threads = [threading.Thread(target=client, args=(n % 2 == 1,)) for n in range(int(sys.argv[4]))]
-[t.start() for t in threads]
-[t.join() for t in threads]
-print(json.dumps({"served": served, "moved": moved, "failed": failed, "slowest": slowest}))
-"""
 
 
 @contextmanager
-def load(kube: Kube, resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Send requests through the Service all the time; what came of them is in the result at the end."""
-    result: dict[str, Any] = {}
-    pod, stop = head_pod(kube, resource), "/tmp/stop-load"
-    code = ["python3", "-c", _LOAD, resource["status"]["endpoint"], served_name(resource), stop, str(CLIENTS)]
-
-    def run() -> None:
-        result.update(json.loads(kube.kubectl("exec", pod, "-c", "ray", "--", *code, seconds=1100)))
-
-    thread = threading.Thread(target=run)
-    thread.start()
+def load(resource: dict[str, Any]) -> Iterator[list[Request]]:
+    """Send requests through the Service all the time."""
+    cluster = os.environ["VRO_CLUSTER"]
+    clients = Load(cluster, f"{cluster}-node1", resource, count=1, period=1.0)
     try:
-        yield result
+        wait_for("all kinds of clients to be served", lambda: len({r.kind for r in clients.requests}) == 4, seconds=60)
+        yield clients.requests
     finally:
-        kube.kubectl("exec", pod, "-c", "ray", "--", "touch", stop)
-        thread.join(120)
+        clients.stop()
 
 
 def worker_uids(kube: Kube) -> set[str]:
@@ -94,10 +55,11 @@ def test_a_changed_environment_rolls_under_load_without_a_failed_request(kube: K
         return is_ready(latest)
 
     try:
-        with load(kube, before) as result:
+        with load(before) as requests:
             env = [{"name": "ROLLED", "value": "1"}]
             kube.kubectl("patch", "vd", NAME, "--type=merge", "-p", json.dumps({"spec": {"engine": {"env": env}}}))
             wait_for("the roll", rolled, seconds=600, poll=0.5, describe=lambda: describe(latest))
+        result = tally(requests, 0, time.time())
         say(f"the load: {result}")
         say(f"cold starts: {[round(cold_start(r), 1) for r in before['status']['replicas']]} s")
         say(f"away in the roll: {[round(away(seen, index), 1) for index in (0, 1)]} s")
@@ -106,9 +68,9 @@ def test_a_changed_environment_rolls_under_load_without_a_failed_request(kube: K
         assert min(sum(r["phase"] == "Ready" for r in replicas) for _, replicas in seen) == 1
         assert worker_uids(kube) == pods, "the pods stayed"
         assert latest["status"]["rayCluster"] == before["status"]["rayCluster"]
-        assert result["failed"] == []
-        assert result["served"] > 50
-        assert result["moved"] > 0, "a client that kept its connection was sent away"
+        assert result.failed == 0, result.errors
+        assert result.sent > 50
+        assert result.moved > 0, "a client that kept its connection was sent away"
     finally:
         say("seen:\n  " + "\n  ".join(summary(seen)))
         kube.kubectl("delete", "vd", NAME)
