@@ -162,7 +162,10 @@ class ReplicaStatus(ApiModel):
     @property
     def attempts(self) -> list[Attempt]:
         """Return the attempts that are not fenced yet: the one that serves, or is to, and its standby."""
-        return [attempt for attempt in (self.attempt, self.standby) if attempt is not None]
+        attempt, standby = self.attempt, self.standby
+        if standby is None:
+            return [] if attempt is None else [attempt]
+        return [standby] if attempt is None else [attempt, standby]
 
 
 class RolloutStatus(ApiModel):

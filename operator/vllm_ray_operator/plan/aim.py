@@ -60,19 +60,22 @@ class Aim:
 
     def home(self, replica: ReplicaStatus) -> Home:
         """Return where a replica is carried. A shared RayCluster that is made anew takes all of them along."""
-        paused = self.world.deployment.spec.rollout.paused
-        together = self.cluster.resolved.policy == "Shared" and not self.is_beside and not paused
-        kept = None if together else self.clusters.get(replica.cluster_revision or "")
+        kept = None if self._move_together else self.clusters.get(replica.cluster_revision or "")
         return self._home(kept or self.cluster, replica.index)
 
-    @property
+    @cached_property
+    def _move_together(self) -> bool:
+        paused = self.world.deployment.spec.rollout.paused
+        return self.cluster.resolved.policy == "Shared" and not self.is_beside and not paused
+
+    @cached_property
     def is_beside(self) -> bool:
         """Whether new RayClusters come up beside the old ones, with new replicas."""
         return self.world.deployment.spec.rollout.cluster_upgrade == "BlueGreen"
 
     def is_at_home(self, replica: ReplicaStatus) -> bool:
         """Whether a replica is carried where the user asks for, or is taken there."""
-        return self.home(replica).name == self.newest_home(replica.index).name
+        return self._move_together or self.home(replica).name == self.newest_home(replica.index).name
 
     def dismissal(self, replica: ReplicaStatus) -> tuple[str, str]:
         """Return reason and message of the end of a replica that is not to run."""
@@ -85,14 +88,14 @@ class Aim:
         return self._home(self.cluster, index)
 
     def _home(self, cluster: Chosen[ResolvedCluster], index: int) -> Home:
-        key = (cluster.name, index)
+        key = (cluster.name, index if cluster.resolved.policy == "PerReplica" else None)
         home = self._known_homes.get(key)
         if home is None:
             home = self._known_homes[key] = Home(ray_cluster(self.world.deployment.name, cluster, index), cluster)
         return home
 
     @cached_property
-    def _known_homes(self) -> dict[tuple[str, int], Home]:
+    def _known_homes(self) -> dict[tuple[str, int | None], Home]:
         return {}
 
     def is_given_up(self, cluster: str) -> bool:
@@ -108,7 +111,7 @@ class Aim:
 
     def is_outdated(self, index: int, attempt: Attempt) -> bool:
         """Whether the user asks for something else by now than what an attempt was started from."""
-        return attempt.ray_cluster != self.newest_home(index).name or not self.is_newest(attempt.engine_revision)
+        return not self.is_newest(attempt.engine_revision) or attempt.ray_cluster != self.newest_home(index).name
 
     def next_revision(self, replica: ReplicaStatus) -> str:
         """Return the name of the engine revision that a replica's next attempt is started from."""
@@ -143,9 +146,10 @@ class Draft:
 
     def set(self, **changes: object) -> None:
         """Change fields of the replica's status."""
-        new = {name: value for name, value in changes.items() if getattr(self.status, name) != value}
+        old = self.status
+        new = {n: value for n, value in changes.items() if (was := getattr(old, n)) is not value and was != value}
         if new:
-            self.status = self.status.model_copy(update=new)
+            self.status = old.model_copy(update=new)
 
     def wake(self, seconds: float) -> None:
         """Look again after that time at the latest."""

@@ -16,11 +16,11 @@ def learn(aim: Aim, replica: int, attempt: Attempt, view: AttemptView) -> Attemp
     if _may_have_spread(attempt) and (session := spread(aim, replica, attempt)) != attempt.session:
         changes["session"] = session
     if isinstance(view.job, Job):
-        ids = [*attempt.ray_job_ids, *(i for i in view.job.ray_job_ids if i not in attempt.ray_job_ids)]
-        if ids != attempt.ray_job_ids:
-            changes["ray_job_ids"] = ids
-        driver = pods.get(view.job.driver_ip or "")
-        if attempt.endpoint is None and driver is not None and driver.ip and view.job.status not in TERMINAL:
+        new = [i for i in view.job.ray_job_ids if i not in attempt.ray_job_ids]
+        if new:
+            changes["ray_job_ids"] = [*attempt.ray_job_ids, *new]
+        driver = pods.get(view.job.driver_ip or "") if attempt.endpoint is None else None
+        if driver is not None and driver.ip and view.job.status not in TERMINAL:
             changes["endpoint"] = Endpoint(
                 address=driver.ip, port=aim.engine_of(attempt).port + attempt.turn, pod=driver.name, node=driver.node
             )

@@ -35,10 +35,8 @@ def settle(aim: Aim, draft: Draft) -> None:
     RayCluster. All else is for a roll to decide.
     """
     replica = draft.status
-    home, newest = aim.home(replica), aim.newest_home(replica.index)
     costs_nothing = not replica.attempts and not aim.held
-    if costs_nothing or home.name == newest.name:
-        home = newest
+    home = aim.newest_home(replica.index) if costs_nothing or aim.is_at_home(replica) else aim.home(replica)
     before = aim.clusters.get(replica.cluster_revision or "")
     if replica.cluster_revision is not None and (before is None or before.digest != home.revision.digest):
         draft.set(revision=None)  # what it ran may not fit the new pods
@@ -75,8 +73,9 @@ def sync(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
             if patch is not None:
                 actions.append(patch)
     for name, home in homes.items():
-        free = all(may_be(i, name) for i in carried[name])
-        if world.cluster(name) is None and free and not aim.roster.suspended:
+        if world.cluster(name) is not None or aim.roster.suspended:
+            continue
+        if all(may_be(i, name) for i in carried[name]):
             revision = home.revision
             made = raycluster.manifest(world.deployment, name, revision.name, revision.resolved, carried[name])
             actions.append(Create(made))

@@ -77,7 +77,7 @@ def head_lost(attempt: Attempt, world: World) -> bool:
 def _head_changed(attempt: Attempt, world: World) -> bool:
     cluster = world.cluster(attempt.ray_cluster)
     head = cluster.head if cluster else None
-    return head is None or not _same_life(attempt.session.head, head)
+    return head is None or head.uid != attempt.session.head.uid or not _lives(attempt.session.head, world)
 
 
 def was_seen(attempt: Attempt) -> bool:
@@ -87,16 +87,14 @@ def was_seen(attempt: Attempt) -> bool:
 
 def survivors(attempt: Attempt, world: World) -> list[Pod]:
     """Return the pods whose Ray container still is the one that may hold a part of the attempt."""
-    there = ((ref, world.pods.get(ref.uid)) for ref in attempt.session.slot)
-    return [pod for ref, pod in there if pod is not None and _same_life(ref, pod)]
+    return [world.pods[ref.uid] for ref in attempt.session.slot if _lives(ref, world)]
 
 
 def holders(attempt: Attempt, world: World, group: str) -> list[ContainerRef]:
     """Return the containers that hold a part of the attempt or, as long as its job runs, may come to hold one."""
-    alive = {pod.uid for pod in survivors(attempt, world)}
-    kept = [ref for ref in attempt.session.slot if ref.uid in alive]
-    slot = world.slot(attempt.ray_cluster, group)
-    return [*kept, *(reference(pod) for pod in slot if pod.uid not in alive)]
+    kept = [ref for ref in attempt.session.slot if _lives(ref, world)]
+    known = {ref.uid for ref in kept}
+    return kept + [reference(pod) for pod in world.slot(attempt.ray_cluster, group) if pod.uid not in known]
 
 
 def describe(attempt: Attempt, view: AttemptView, world: World) -> str:
@@ -126,6 +124,8 @@ def reference(pod: Pod) -> ContainerRef:
     return ContainerRef(pod=pod.name, uid=pod.uid, restarts=pod.restarts)
 
 
-def _same_life(ref: ContainerRef, pod: Pod) -> bool:
+def _lives(ref: ContainerRef, world: World) -> bool:
+    """Whether a pod's Ray container still lives the life that it had."""
+    pod = world.pods.get(ref.uid)
     # A count that shrinks is no proof of an end: the kubelet may not have reported the container yet.
-    return ref.uid == pod.uid and pod.restarts <= ref.restarts
+    return pod is not None and pod.restarts <= ref.restarts

@@ -104,8 +104,9 @@ def worth(replica: ReplicaStatus) -> int:
 def _rank(world: World, replica: ReplicaStatus) -> tuple[bool, int, bool, int]:
     """Return where a replica stands in the line of those that stay."""
     attempts = replica.attempts
-    leaves = any(attempt.stop is not None and attempt.stop.reason in (SCALED_DOWN, REPLACED) for attempt in attempts)
-    fails = replica.failures > 0 or any(attempt.stop is not None and attempt.stop.failure for attempt in attempts)
+    stops = [attempt.stop for attempt in attempts if attempt.stop is not None]
+    leaves = any(stop.reason in (SCALED_DOWN, REPLACED) for stop in stops)
+    fails = replica.failures > 0 or any(stop.failure for stop in stops)
     return (leaves, -_worth_by_now(world, replica), fails or not attempts, replica.index)
 
 

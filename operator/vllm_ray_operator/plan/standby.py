@@ -87,7 +87,9 @@ def look_after(aim: Aim, draft: Draft, *, wanted: bool) -> None:
 def _may_try_again(aim: Aim, replica: ReplicaStatus) -> bool:
     """Whether what the last standby failed of may be gone: another spec, the end of a pause, a roll that goes on."""
     failure = replica.standby_failure
-    goes_on = failure is not None and failure.reason == "ProgressDeadlineExceeded" and not aim.held
+    if failure is None:
+        return False
+    goes_on = failure.reason == "ProgressDeadlineExceeded" and not aim.held
     return aim.is_new or aim.is_resumed or goes_on
 
 

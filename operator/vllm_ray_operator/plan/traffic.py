@@ -26,12 +26,14 @@ def sync(world: World, replicas: Sequence[ReplicaStatus], port: int) -> list[Act
     if not contains(world.services.get(deployment.name), service):
         actions.append(Apply(service))
     others = any(r.phase == "Ready" for r in replicas)
-    wanted: dict[str, Manifest] = {}
+    wanted = set[str]()
     for replica in replicas:
         if replica.attempt is not None and replica.attempt.endpoint is not None:
+            name = names.endpoint_slice(deployment.name, replica.index)
             slice_ = slice_manifest(deployment, replica.index, replica.attempt.endpoint, _conditions(replica, others))
-            wanted[names.endpoint_slice(deployment.name, replica.index)] = slice_
-    actions.extend(Apply(m) for name, m in wanted.items() if not contains(world.endpoint_slices.get(name), m))
+            wanted.add(name)
+            if not contains(world.endpoint_slices.get(name), slice_):
+                actions.append(Apply(slice_))
     actions.extend(
         Delete("EndpointSlice", name, live["metadata"].get("uid"), "its replica has no engine")
         for name, live in world.endpoint_slices.items()
@@ -88,17 +90,12 @@ def slice_manifest(
 
 def contains(live: Any, wanted: Any) -> bool:
     """Whether a live object has all that is wanted, whatever the API server or others added to it."""
-    if live == wanted:
-        return True
-    if isinstance(wanted, dict):
-        return isinstance(live, dict) and all(contains(live.get(k), v) for k, v in wanted.items())
-    if isinstance(wanted, list):
-        return (
-            isinstance(live, list)
-            and len(live) == len(wanted)
-            and all(contains(a, b) for a, b in zip(live, wanted, strict=True))
-        )
-    return False
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        missing = [key for key, value in wanted.items() if live.get(key) != value]
+        return all(contains(live.get(key), wanted[key]) for key in missing)
+    if isinstance(wanted, list) and isinstance(live, list) and len(live) == len(wanted):
+        return all(map(contains, live, wanted))
+    return bool(live == wanted)
 
 
 def _metadata(deployment: Deployment, name: str, labels: Mapping[str, str]) -> dict[str, Any]:

@@ -55,12 +55,15 @@ class Pod:
     lost_since: datetime | None = None
 
 
-def _by_group(pods: Iterable[Pod]) -> Mapping[str, tuple[Pod, ...]]:
-    groups: dict[str, list[Pod]] = {}
+Slots = Mapping[tuple[str, str], tuple[Pod, ...]]  # by RayCluster and worker group
+
+
+def _slots(pods: Iterable[Pod]) -> Slots:
+    slots: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
         if not pod.is_head:
-            groups.setdefault(pod.group, []).append(pod)
-    return {group: tuple(members) for group, members in groups.items()}
+            slots.setdefault((pod.cluster, pod.group), []).append(pod)
+    return {key: tuple(members) for key, members in slots.items()}
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,12 @@ class Cluster:
         return {p.ip: p for p in sorted(self.pods, key=lambda p: not p.deleting) if p.ip}
 
     @cached_property
-    def _slots(self) -> Mapping[str, tuple[Pod, ...]]:
-        return _by_group(self.pods)
+    def _slots(self) -> Slots:
+        return _slots(self.pods)
 
     def slot(self, group: str) -> tuple[Pod, ...]:
         """The worker pods of one slot, those being deleted too."""
-        return self._slots.get(group, ())
+        return self._slots.get((self.name, group), ())
 
 
 @dataclass(frozen=True)
@@ -209,12 +212,13 @@ class World:
         return {pod.uid: pod for pod in listed}
 
     @cached_property
-    def _slots(self) -> Mapping[str, tuple[Pod, ...]]:
-        return _by_group(self.pods.values())
+    def _orphan_slots(self) -> Slots:
+        return _slots(self.orphans)
 
     def slot(self, cluster: str, group: str) -> tuple[Pod, ...]:
         """The worker pods of one slot, whether or not its RayCluster is still there."""
-        return tuple(pod for pod in self._slots.get(group, ()) if pod.cluster == cluster)
+        known = self.cluster(cluster)
+        return (known.slot(group) if known else ()) + self._orphan_slots.get((cluster, group), ())
 
     def cluster(self, name: str) -> Cluster | None:
         """Return the RayCluster of that name, or None."""

@@ -161,7 +161,7 @@ def test_a_slot_that_is_ready_in_part_is_not_ready() -> None:
     scene.step()
     assert scene.replica.message == "1 of 2 worker pods ready"
     scene.make_cluster(pods=2)
-    extra = build.pod("old", "slot-0", deleting=True)
+    extra = build.pod("old", "slot-0", deleting=True, cluster=scene.target.name)
     scene.change_cluster(pods=(*scene.target.pods, extra))
     scene.step()
     assert scene.phase == "Pending", "a pod on its way out may still hold accelerators"
