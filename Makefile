@@ -103,6 +103,14 @@ chaos: $(VENV)/.ready ## Break what can break on two nodes, write docs/healing.m
 bench-handover: $(VENV)/.ready ## Hand-over to a standby against a cold start: real vLLM on real Ray
 	$(PY) -m e2e.run_tests bench-handover
 
+.PHONY: bench-roll
+bench-roll: $(VENV)/.ready ## A roll of four replicas under load, and a bare delete-and-recreate under the same
+	$(PY) -m bench.roll_under_load
+
+.PHONY: bench-restart
+bench-restart: $(VENV)/.ready ## From a worker's death to out of the traffic; a restart on demand against a cold start
+	$(PY) -m bench.restart
+
 .PHONY: venv
 venv: $(VENV)/.ready ## The development environment
 

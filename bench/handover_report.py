@@ -1,6 +1,6 @@
 """Writes down what handover.py measured: results/handover.json, and the table in README.md.
 
-python bench/handover_report.py < MEASUREMENTS. Ends with 1 when the goal is missed.
+python -m bench.handover_report < MEASUREMENTS. Ends with 1 when the goal is missed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ import json
 import statistics
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "handover.json"
-BEGIN, END = "<!-- handover begin -->", "<!-- handover end -->"
+from bench import readme
 
 GOAL = 0.1
 """Hand-over to a warm standby, in cold starts."""
@@ -29,8 +26,6 @@ def main() -> int:
 
 def write(result: Result) -> int:
     """Keep the measurements, put the table into README.md; returns 1 if the goal was missed."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     runs = result["runs"]
     ratios = {
         name: [run[f"{name}_hand_over_seconds"] / run["cold_seconds"] for run in runs] for name in ("plain", "warm")
@@ -76,10 +71,7 @@ def write(result: Result) -> int:
     worker = statistics.median(size for sizes in memory for size in sizes.get("worker", [0]))
     whole = statistics.median(sum(map(sum, sizes.values())) for sizes in memory)
     plain = statistics.median(sum(map(sum, run["plain_memory_mib"].values())) for run in runs)
-    table = "\n".join(
-        ["| what | seconds: least, median, most | in cold starts |", "| --- | --- | --- |"]
-        + [f"| {what} | {seconds} | {ratio} |" for what, seconds, ratio in rows]
-    )
+    table = readme.table(("what", "seconds: least, median, most", "in cold starts"), rows)
     note = (
         f"A warm worker holds {worker:.0f} MiB of the node's memory, a warm standby {whole:.0f} MiB in all, a plain one"
         f" {plain:.0f} MiB (proportional set size).\n\n"
@@ -87,10 +79,7 @@ def write(result: Result) -> int:
         f" {result['ray']} on {result['processors']} processors under a load of {result['load'][0]} before and"
         f" {max(result['load'])} at most."
     )
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n{table}\n\n{note}\n{END}{after}")
+    readme.write("handover", result, f"{table}\n\n{note}")
     reached = statistics.median(ratios["warm"])
     print(f"hand-over to a warm standby: {reached:.3f} of a cold start, the goal is {GOAL}")
     return 0 if reached <= GOAL else 1

@@ -3,7 +3,7 @@
 Starts the real process against the API server that KUBECONFIG names (control plane with our CRD and KubeRay), with a
 number of VLLMDeployments in a namespace of its own. Writes results/operator_footprint.json and the table in README.md.
 
-python bench/operator_footprint.py [--deployments 20] [--rest 30]
+python -m bench.operator_footprint [--deployments 20] [--rest 30]
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from pathlib import Path
 
 from kubernetes import client, config
 
+from bench import readme
 from vllm_ray_operator.api import API_VERSION, GROUP, KIND, PLURAL, VERSION
 
 HERE = Path(__file__).resolve().parent
 OPERATOR = HERE.parent / "operator"
-RESULTS = HERE / "results" / "operator_footprint.json"
-BEGIN, END = "<!-- operator_footprint begin -->", "<!-- operator_footprint end -->"
 
 KOPF = "import kopf"
 # What the process has loaded once it runs; the client's modules come with its first use.
@@ -59,9 +58,7 @@ def main() -> int:
         **imports(),
         **running(options.deployments, options.rest),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    write_table(result)
+    write(result)
     print(json.dumps(result, indent=2))
     return 0
 
@@ -156,8 +153,8 @@ def running(deployments: int, rest: float) -> Result:
         core.delete_namespace(namespace)
 
 
-def write_table(result: Result) -> None:
-    """Put the result into README.md, between its markers."""
+def write(result: Result) -> None:
+    """Keep the result, and put it into README.md."""
     rows = [
         ("import, against `import kopf`", f"{result['import_ratio']} times ({result['import_operator_seconds']} s)"),
         ("start until ready", f"{result['ready_seconds']} s"),
@@ -170,13 +167,9 @@ def write_table(result: Result) -> None:
         ("processor at rest with them", f"{result['processor_percent_with_deployments']} %"),
         ("stop after SIGTERM", f"{result['stop_seconds']} s"),
     ]
-    table = "\n".join(["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)])
     machine = f"{result['processors']} processors under a load of {result['load']}"
     note = f"Measured {result['date']} with Python {result['python']} on {machine}."
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n{table}\n\n{note}\n{END}{after}")
+    readme.write("operator_footprint", result, f"{readme.table(('what', 'measured'), rows)}\n\n{note}")
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

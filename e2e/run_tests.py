@@ -95,7 +95,7 @@ def bench(rest: Sequence[str]) -> int:
     try:
         kube = environment.up("control-plane", name)
         env = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
-        command = [sys.executable, "bench/operator_footprint.py", *rest]
+        command = [sys.executable, "-m", "bench.operator_footprint", *rest]
         return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
     finally:
         environment.module("e2e.cluster", "--name", name, "down")
@@ -123,7 +123,7 @@ def bench_handover(rest: Sequence[str]) -> int:
     """Measure hand-overs with real vLLM on real Ray, inside the engine image, and write them down outside of it."""
     command = [*ALONE, *engine_image(), "python3", "bench/handover.py", *rest]
     measured = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    write = [sys.executable, "bench/handover_report.py"]
+    write = [sys.executable, "-m", "bench.handover_report"]
     return subprocess.run(write, cwd=ROOT, input=measured, check=False).returncode
 
 
