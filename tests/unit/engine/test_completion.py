@@ -292,8 +292,8 @@ def http() -> Iterator[Http]:
     server.server_close()
 
 
-def asked_of(http: Http) -> Engine:
-    return Engine(configured(port=http.server_address[1], probeTimeoutSeconds=0.5), "the-key")
+def asked_of(http: Http, seconds: float = 30) -> Engine:
+    return Engine(configured(port=http.server_address[1], probeTimeoutSeconds=seconds), "the-key")
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 429, 500, 501, 503])
@@ -307,9 +307,9 @@ def test_answers_to_a_completion(http: Http, status: int) -> None:
 
 def test_a_completion_without_an_answer(http: Http) -> None:
     http.answer = None
-    assert asked_of(http).complete() == "a completion of one token was not answered within 0.5 s"
-    assert asked_of(http).vitals() is None
-    assert not asked_of(http).is_paused()
+    assert asked_of(http, 0.5).complete() == "a completion of one token was not answered within 0.5 s"
+    assert asked_of(http, 0.5).vitals() is None
+    assert not asked_of(http, 0.5).is_paused()
 
 
 def test_an_engine_without_dev_mode_cannot_be_paused(http: Http) -> None:
