@@ -83,10 +83,11 @@ async def find_dashboards(
             errors[cluster.name] = str(error.args[0])
         else:
             tokens[cluster.name] = endpoint.token
-            if cluster.head_ready:
+            if cluster.head_ready and cluster.head is not None:
                 endpoints[cluster.name] = endpoint
 
-    await limit.gather(find(cluster) for cluster in clusters if cluster.head is not None)
+    alive = [cluster for cluster in clusters if cluster.head is not None or cluster.outlives_head]
+    await limit.gather(map(find, alive))
     return Access(endpoints, tokens, errors, tuple(sorted(problems, key=lambda problem: problem.message)))
 
 

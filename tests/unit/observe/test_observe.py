@@ -142,6 +142,22 @@ async def test_the_cluster_and_its_pods(lab: Lab) -> None:
     assert all(pod.node for pod in slot)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+async def test_engines_that_outlive_a_head_are_asked_while_there_is_none(lab: Lab, kept: bool) -> None:
+    lab.attempt_is(**SEEN, endpoint={"address": WORKER_IP, "port": 8000, "pod": "w", "node": "n"})
+    stored = lab.kube.peek(RAY_CLUSTERS, "default", CLUSTER)
+    assert stored is not None
+    if kept:
+        stored["spec"]["gcsFaultToleranceOptions"] = {"redisAddress": "redis:6379"}
+    lab.kube.put(RAY_CLUSTERS, stored)
+    head = next(pod for pod in lab.kube.objects(PODS) if pod["metadata"]["labels"]["ray.io/node-type"] == "head")
+    lab.kube.remove(PODS, "default", head["metadata"]["name"])
+    seen = await lab.see()
+    assert (seen.world.attempts[ID].unasked, set(seen.engines)) == (not kept, {ID} if kept else set())
+    assert seen.ray == {}, "there is no dashboard to ask"
+    assert seen.world.clusters[0].outlives_head is kept
+
+
 async def test_pods_and_clusters_of_others_are_not_ours(lab: Lab) -> None:
     others = {"metadata": {"namespace": "default", "name": "other-1", "labels": names.selector("other")}, "spec": {}}
     lab.kube.put(RAY_CLUSTERS, others)
