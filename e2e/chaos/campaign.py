@@ -22,6 +22,7 @@ from e2e.serving import describe
 from e2e.waiting import say, wait_for
 
 QUIET_SECONDS = 5.0  # before a fault, so that clients are seen to be served, and after the healing
+SERVED_SECONDS = 180.0
 HEAL_SECONDS = 900.0
 POLL_SECONDS = 2.0
 LOOK_SECONDS = 0.3
@@ -34,7 +35,7 @@ def run(fault: Fault, scene: Scene) -> Outcome:
     watching = Watching(scene)
     watching.start()
     try:
-        wait_for("both clients to be served", lambda: _served(watching), seconds=60)
+        wait_for("both clients to be served", lambda: _served(watching), seconds=SERVED_SECONDS)
         _pause(QUIET_SECONDS)
         uid = scene.uid(scene.pod)
         hit, began = engine_cores(uid), time.time()
