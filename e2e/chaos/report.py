@@ -82,7 +82,7 @@ def update(text: str, line: str) -> str:
     _, _, results = text.partition(_RESULTS)
     rows = {name(found): found for found in [*results.splitlines(), line]}
     explained = [f"| {fault.name} | {fault.what} |" for fault in FAULTS]
-    told = [rows[fault.name] for fault in FAULTS if fault.name in rows]
+    told = [rows.get(fault.name) or f"| {fault.name} |{' |' * 7} not run yet | |" for fault in FAULTS]
     return HEADER + "\n".join([*explained, "", _RESULTS, "", _COLUMNS, _RULE, *told, ""])
 
 

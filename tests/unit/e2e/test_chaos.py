@@ -206,6 +206,8 @@ def test_the_newest_run_of_each_fault_in_the_order_of_the_faults() -> None:
     text = report.update(text, row("gcs-killed", "two"))
     assert results(text) == [row("job-stopped", "one"), row("gcs-killed", "two")]
     assert report.update(text, row("gcs-killed", "two")) == text
+    assert text.count("| not run yet | |") == len(faults.FAULTS) - 2
+    assert len({line.count("|") for line in text[text.index("| fault | out") :].splitlines()}) == 1
 
 
 def test_the_table() -> None:
