@@ -19,7 +19,7 @@ from tests.unit.plan import build
 from vllm_ray_operator.plan import planner
 from vllm_ray_operator.plan.world import Manifest
 
-REPEATS = 50
+REPEATS = 100
 
 
 def main() -> None:
