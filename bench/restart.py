@@ -7,8 +7,8 @@ Service. In one run:
 * a worker process is killed (SIGKILL), of one replica and the other in turn, each time when all is Ready again;
 * restarts on demand (`spec.restartedAt`), one without standbys and one with them.
 
-python -m bench.restart [--kills 5]. Writes results/restart.json and its part of README.md; ends with 1 when a goal is
-missed.
+python -m bench.restart [--kills 5]. Writes results/restart.json and its part of README.md, after each part; ends with 1
+when a goal is missed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import os
 import signal
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,16 +43,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5)
     kills = parser.parse_args().kills
     with stage(CLUSTER) as scene:
-        result = measure(scene, kills)
-    text, missed = report(result)
-    readme.write("restart", result, text)
-    print(text)
+        for result in measure(scene, kills):
+            text, missed = report(result)
+            readme.write("restart", result, text)
+            print(text, flush=True)
     say(f"goals missed: {'; '.join(missed) or 'none'}")
     return 1 if missed else 0
 
 
-def measure(scene: Stage, kills: int) -> Result:
-    """Run all parts."""
+def measure(scene: Stage, kills: int) -> Iterator[Result]:
+    """Run all parts; yields what is there after the kills and after each restart."""
     cold = scene.start_one_by_one(REPLICAS)
     say(f"cold starts: {cold} s")
     result: Result = {**scene.conditions(), "cold_seconds": cold, "kills": []}
@@ -59,10 +60,11 @@ def measure(scene: Stage, kills: int) -> Result:
         for number in range(kills):
             result["kills"].append(kill(scene, requests, number % REPLICAS))
             say(f"kill {number + 1}: {result['kills'][-1]}")
+        yield result
         for name, standby in (("plain", False), ("standby", True)):
             result[name] = restart(scene, requests, cold, standby=standby)
             say(f"restart, {name}: {result[name]}")
-    return result
+            yield result
 
 
 def kill(scene: Stage, requests: list[Request], index: int) -> Result:

@@ -10,6 +10,8 @@ from bench import readme
 OUT_GOAL = 5.0  # seconds from the death of a worker to its replica being out of the traffic
 DRAIN_GOAL = 2.0  # seconds from the change to the first drain, where no standby has to warm up
 
+RESTARTS = {"plain": "without standbys: stop, then start", "standby": "with standbys"}
+
 Result = Mapping[str, Any]
 
 
@@ -26,10 +28,10 @@ def missed(result: Result) -> list[str]:
         found.append(
             f"{len(late)} of {len(result['kills'])} replicas took more than {OUT_GOAL:g} s to leave the traffic"
         )
-    drain = result["plain"]["to_drain_seconds"]
+    drain = result["plain"]["to_drain_seconds"] if "plain" in result else 0.0
     if drain is None or drain > DRAIN_GOAL:
         found.append(f"the first drain began after {drain} s, the goal is {DRAIN_GOAL:g} s")
-    failed = sum(result[name]["failed"] for name in ("plain", "standby"))
+    failed = sum(result[name]["failed"] for name in RESTARTS if name in result)
     if failed:
         found.append(f"{failed} requests failed in restarts on demand")
     return found
@@ -62,7 +64,6 @@ def _kills(result: Result) -> str:
 
 def _restarts(result: Result) -> str:
     heading = ("restart on demand", "to the first drain, s", "away, s", "of a cold start", "requests", "failed", "load")
-    names = {"plain": "without standbys: stop, then start", "standby": "with standbys"}
     rows = [
         (
             words,
@@ -73,7 +74,8 @@ def _restarts(result: Result) -> str:
             str(result[name]["failed"]),
             str(result[name]["load"]),
         )
-        for name, words in names.items()
+        for name, words in RESTARTS.items()
+        if name in result
     ]
     cold = ", ".join(map(str, result["cold_seconds"]))
     return readme.table(heading, rows) + f"\n\nThe cold starts of the two replicas took {cold} s."
