@@ -29,7 +29,6 @@ from e2e.chaos.scene import processes
 from e2e.load import Request
 from e2e.waiting import say, wait_for
 
-CLUSTER = "vro-bench-restart"
 REPLICAS = 2
 SETTLE_SECONDS = 5.0
 WORKER = "RayWorkerProc"
@@ -42,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=5)
     kills = parser.parse_args().kills
-    with stage(CLUSTER) as scene:
+    with stage() as scene:
         for result in measure(scene, kills):
             text, missed = report(result)
             readme.write("restart", result, text)

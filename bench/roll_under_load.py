@@ -38,7 +38,6 @@ from e2e.chaos.outcome import out_of_traffic
 from e2e.load import Request
 from e2e.waiting import say
 
-CLUSTER = "vro-bench-roll"
 SETTLE_SECONDS = 5.0  # after the last replica is Ready, within its window
 
 Result = dict[str, Any]
@@ -51,7 +50,7 @@ def main() -> int:
     parser.add_argument("--quiet", type=float, default=60, help="seconds under load before the roll (default 60)")
     parser.add_argument("--bare", type=int, default=4, help="how many replicas are deleted and recreated (default 4)")
     options = parser.parse_args()
-    with stage(CLUSTER) as scene:
+    with stage() as scene:
         for result in measure(scene, options.replicas, options.quiet, options.bare):
             text, missed = report(result)
             readme.write("roll_under_load", result, text)

@@ -29,6 +29,8 @@ from e2e.serving import describe, head_pod, is_ready, wait_ready
 from e2e.streams import Streams
 from e2e.waiting import say, wait_for
 
+CLUSTER = "vro-bench-roll"  # one for all benches of a served deployment: its node keeps the images
+NODE = f"{CLUSTER}-node1"
 NAME = "bench"
 CLIENTS_OF_A_KIND = 1
 PERIOD_SECONDS = 3.0  # below the 5 s that vLLM keeps an idle connection
@@ -62,14 +64,8 @@ class Stage:
     """The cluster with the operator, and what was seen since ``watch``."""
 
     kube: Kube
-    cluster: str
     seen: list[Seen] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
-
-    @property
-    def node(self) -> str:
-        """Its only node."""
-        return f"{self.cluster}-node1"
 
     @property
     def deployment(self) -> Result:
@@ -112,7 +108,7 @@ class Stage:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Note every change of the resource and of its EndpointSlices."""
-        streams = Streams(self.cluster)
+        streams = Streams(CLUSTER)
         slices = ("endpointslices", "-l", f"kubernetes.io/service-name={NAME}")
         streams.watch(("vd", NAME), lambda event: self.seen.append(Seen.of(time.time(), event["object"])))
         streams.watch(slices, lambda event: self.traffic.append(Traffic.of(time.time(), event)))
@@ -125,7 +121,7 @@ class Stage:
     @contextmanager
     def load(self) -> Iterator[list[Request]]:
         """Send requests all the time; clients of all kinds are served when this begins."""
-        clients = Load(self.cluster, self.node, self.deployment, count=CLIENTS_OF_A_KIND, period=PERIOD_SECONDS)
+        clients = Load(CLUSTER, NODE, self.deployment, count=CLIENTS_OF_A_KIND, period=PERIOD_SECONDS)
         try:
             kinds = lambda: len({r.kind for r in clients.requests if not r.error}) == 4  # noqa: E731
             wait_for("clients of all kinds to be served", kinds, seconds=60)
@@ -160,14 +156,14 @@ class Stage:
 
 
 @contextmanager
-def stage(cluster: str) -> Iterator[Stage]:
+def stage() -> Iterator[Stage]:
     """Bring up a cluster with the operator, and take it down at the end."""
     try:
-        env = environment.bring_up(cluster)
+        env = environment.bring_up(CLUSTER)
         install_operator(env.kube, env.operator_image, env.engine_image)
-        yield Stage(env.kube, cluster)
+        yield Stage(env.kube)
     finally:
-        environment.module("e2e.cluster", "--name", cluster, "down")
+        environment.module("e2e.cluster", "--name", CLUSTER, "down")
 
 
 class Window:
