@@ -13,7 +13,7 @@ def learn(aim: Aim, replica: int, attempt: Attempt, view: AttemptView) -> Attemp
     changes: dict[str, object] = {}
     cluster = aim.world.cluster(attempt.ray_cluster)
     pods = cluster.pods_by_ip if cluster else {}
-    if _may_have_spread(attempt) and (session := spread(aim, replica, attempt)) != attempt.session:
+    if _may_have_spread(attempt) and (session := spread(aim, replica, attempt)) is not attempt.session:
         changes["session"] = session
     if isinstance(view.job, Job):
         new = [i for i in view.job.ray_job_ids if i not in attempt.ray_job_ids]
@@ -59,7 +59,7 @@ def _may_have_spread(attempt: Attempt) -> bool:
 
 
 def spread(aim: Aim, replica: int, attempt: Attempt) -> Session:
-    """Return the attempt's session with the containers that are in its slot now."""
+    """Return the attempt's session with the containers that are in its slot now: the same one if they are the same."""
     slot = fence.holders(attempt, aim.world, names.slot(replica))
     return attempt.session if slot == attempt.session.slot else attempt.session.model_copy(update={"slot": slot})
 

@@ -45,10 +45,11 @@ def settle(aim: Aim, draft: Draft) -> None:
 
 def sync(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     """Keep the RayClusters that carry replicas, with their slots; others go when no attempt is left in them."""
-    world, actions = aim.world, list[Action]()
-    stored = world.deployment.status.replicas
-    busy = {a.ray_cluster for r in (*replicas, *stored) for a in r.attempts if not _is_stranded(a, world)}
+    world, actions, suspended = aim.world, list[Action](), aim.roster.suspended
     homes, carried = _homes(aim, replicas)
+    busy = frozenset[str]()
+    if suspended or any(cluster.name not in homes for cluster in world.clusters):
+        busy = _busy(world, replicas)
     staying = [(attempt.ray_cluster, r.index) for r in replicas for attempt in r.attempts]
     taken = _slots(world)
     for name, index in staying:
@@ -63,7 +64,7 @@ def sync(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
     for cluster in world.clusters:
         if cluster.deleting:
             continue
-        suspended, home = aim.roster.suspended, homes.get(cluster.name)
+        home = homes.get(cluster.name)
         if cluster.name not in busy and (suspended or home is None):
             why = "spec.suspend is true" if suspended else "no replica is on it any more"
             actions.append(Delete("RayCluster", cluster.name, cluster.uid, why))
@@ -73,9 +74,7 @@ def sync(aim: Aim, replicas: Sequence[ReplicaStatus]) -> list[Action]:
             if patch is not None:
                 actions.append(patch)
     for name, home in homes.items():
-        if world.cluster(name) is not None or aim.roster.suspended:
-            continue
-        if all(may_be(i, name) for i in carried[name]):
+        if world.cluster(name) is None and not suspended and all(may_be(i, name) for i in carried[name]):
             revision = home.revision
             made = raycluster.manifest(world.deployment, name, revision.name, revision.resolved, carried[name])
             actions.append(Create(made))
@@ -96,6 +95,12 @@ def _homes(aim: Aim, replicas: Sequence[ReplicaStatus]) -> tuple[Mapping[str, Ho
             if replica.index in aim.roster.running:
                 slots.add(replica.index)
     return homes, carried
+
+
+def _busy(world: World, replicas: Sequence[ReplicaStatus]) -> frozenset[str]:
+    """Return the RayClusters that attempts are on, or were when the status was stored."""
+    known = (*replicas, *world.deployment.status.replicas)
+    return frozenset(a.ray_cluster for r in known for a in r.attempts if not _is_stranded(a, world))
 
 
 def _slots(world: World) -> Mapping[str, set[str]]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from vllm_ray_operator.api.status import Attempt, ContainerRef, Session
-from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job, Pod, World
+from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Cluster, Job, Pod, World
 
 How = Literal["JobEnded", "NeverStarted", "PodsGone"]
 
@@ -61,23 +61,25 @@ def _word_of_ray(view: AttemptView) -> How | None:
 
 def session_lost(attempt: Attempt, view: AttemptView, world: World) -> bool:
     """Whether the Ray that the attempt was made for is no more: no head, another life of it, or it lost its memory."""
-    if head_lost(attempt, world):
-        return True
+    return head_lost(attempt, world) or memory_lost(attempt, view, world)
+
+
+def memory_lost(attempt: Attempt, view: AttemptView, world: World) -> bool:
+    """Whether Ray does not know a job that it once was given."""
     # Of a job that was never seen, the head that was there must say it: another may have lost what the first one took.
-    return view.job == "absent" and (was_seen(attempt) or _head_changed(attempt, world))
+    return view.job == "absent" and (was_seen(attempt) or _head_changed(attempt, world.cluster(attempt.ray_cluster)))
 
 
 def head_lost(attempt: Attempt, world: World) -> bool:
     """Whether the head that the attempt was made for is gone or lives another life, and its Ray is lost with it."""
     cluster = world.cluster(attempt.ray_cluster)
     kept = cluster is not None and cluster.outlives_head and not cluster.deleting
-    return not kept and _head_changed(attempt, world)
+    return not kept and _head_changed(attempt, cluster)
 
 
-def _head_changed(attempt: Attempt, world: World) -> bool:
-    cluster = world.cluster(attempt.ray_cluster)
+def _head_changed(attempt: Attempt, cluster: Cluster | None) -> bool:
     head = cluster.head if cluster else None
-    return head is None or head.uid != attempt.session.head.uid or not _lives(attempt.session.head, world)
+    return head is None or not _same_life(attempt.session.head, head)
 
 
 def was_seen(attempt: Attempt) -> bool:
@@ -125,7 +127,10 @@ def reference(pod: Pod) -> ContainerRef:
 
 
 def _lives(ref: ContainerRef, world: World) -> bool:
-    """Whether a pod's Ray container still lives the life that it had."""
     pod = world.pods.get(ref.uid)
+    return pod is not None and _same_life(ref, pod)
+
+
+def _same_life(ref: ContainerRef, pod: Pod) -> bool:
     # A count that shrinks is no proof of an end: the kubelet may not have reported the container yet.
-    return pod is not None and pod.restarts <= ref.restarts
+    return ref.uid == pod.uid and pod.restarts <= ref.restarts

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 
 from vllm_ray_operator.api.status import (
     Condition,
@@ -92,12 +93,12 @@ class Situation:
     waits: bool
     crash_loop_after: int
 
-    @property
+    @cached_property
     def wanted(self) -> list[ReplicaStatus]:
         """The replicas that are asked for."""
         return [r for r in self.replicas if r.index in self.roster.asked]
 
-    @property
+    @cached_property
     def running(self) -> list[ReplicaStatus]:
         """Those and what a roll has beyond them."""
         return [r for r in self.replicas if r.index in self.roster.running]

@@ -80,7 +80,7 @@ def fault(
             reason, message = lost
     elif fence.head_lost(attempt, aim.world):
         reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
-    elif fence.session_lost(attempt, view, aim.world):
+    elif fence.memory_lost(attempt, view, aim.world):
         reason, message = "JobLost", "Ray does not know the engine job any more"
     elif not fence.survivors(stored, aim.world):
         reason, message = "PodsLost", "all pods of the replica were lost"

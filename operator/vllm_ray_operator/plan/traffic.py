@@ -91,8 +91,11 @@ def slice_manifest(
 def contains(live: Any, wanted: Any) -> bool:
     """Whether a live object has all that is wanted, whatever the API server or others added to it."""
     if isinstance(wanted, dict) and isinstance(live, dict):
-        missing = [key for key, value in wanted.items() if live.get(key) != value]
-        return all(contains(live.get(key), wanted[key]) for key in missing)
+        for key, value in wanted.items():
+            there = live.get(key)
+            if there != value and not contains(there, value):
+                return False
+        return True
     if isinstance(wanted, list) and isinstance(live, list) and len(live) == len(wanted):
         return all(map(contains, live, wanted))
     return bool(live == wanted)
