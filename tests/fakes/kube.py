@@ -106,13 +106,16 @@ class FakeKube:
         with self._call("get", resource, namespace, name):
             return copy.deepcopy(self._found((resource, namespace, name)))
 
-    async def list(self, resource: Resource, namespace: str, selector: Mapping[str, str]) -> Sequence[Object]:
+    async def list(
+        self, resource: Resource, namespace: str, selector: Mapping[str, str], *, fields: str = ""
+    ) -> Sequence[Object]:
         with self._call("list", resource, namespace, ""):
             return [
                 o
                 for o in self.objects(resource)
                 if o["metadata"]["namespace"] == namespace
                 and selector.items() <= (o["metadata"].get("labels") or {}).items()
+                and _has_fields(o, fields)
             ]
 
     async def create(self, resource: Resource, namespace: str, obj: Mapping[str, Any]) -> Object:
@@ -167,7 +170,7 @@ class FakeKube:
             return self._store(address, {**old, "status": copy.deepcopy(obj.get("status") or {})})
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str | None, *, at_once: bool = False
+        self, resource: Resource, namespace: str, name: str, uid: str | None, *, grace_seconds: int | None = None
     ) -> None:
         with self._call("delete", resource, namespace, name):
             address = (resource, namespace, name)
@@ -329,6 +332,16 @@ def _merge(current: Any, desired: Any, previous: Any) -> Any:
     for key, value in desired.items():
         result[key] = _merge(current.get(key), value, previous.get(key))
     return result
+
+
+def _has_fields(obj: Object, fields: str) -> bool:
+    for path, _, wanted in (field.partition("=") for field in fields.split(",") if field):
+        value: Any = obj
+        for part in path.split("."):
+            value = (value or {}).get(part)
+        if str(value or False).lower() != wanted:
+            return False
+    return True
 
 
 def _server_fields(obj: Object | None) -> dict[str, Any]:

@@ -146,7 +146,9 @@ class _Executor:
         log.info("deleting %s %s: %s", action.kind, action.name, action.why)
         try:
             resource, namespace = RESOURCES[action.kind], self._deployment.namespace
-            await self._clients.kube.delete(resource, namespace, action.name, action.uid, at_once=action.at_once)
+            await self._clients.kube.delete(
+                resource, namespace, action.name, action.uid, grace_seconds=action.grace_seconds
+            )
         except (Conflict, NotFound):
             pass  # the one that was meant is gone
         except ApiError as error:

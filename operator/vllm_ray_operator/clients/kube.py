@@ -85,11 +85,13 @@ class KubeClient:
         """Return the object."""
         return await self._call("GET", resource, namespace, name)
 
-    async def list(self, resource: Resource, namespace: str, selector: Mapping[str, str]) -> Sequence[Object]:
+    async def list(
+        self, resource: Resource, namespace: str, selector: Mapping[str, str], *, fields: str = ""
+    ) -> Sequence[Object]:
         """Return all objects whose labels match, whole; from the start again if a page's snapshot expired."""
         for remaining in reversed(range(LIST_ATTEMPTS)):
             try:
-                return await self._pages(resource, namespace, selector)
+                return await self._pages(resource, namespace, selector, fields)
             except ApiError as error:
                 if error.status != 410 or not remaining:
                     raise
@@ -123,21 +125,25 @@ class KubeClient:
         return await self._call("PUT", resource, namespace, name, query={"fieldManager": MANAGER}, body=dict(obj))
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str | None, *, at_once: bool = False
+        self, resource: Resource, namespace: str, name: str, uid: str | None, *, grace_seconds: int | None = None
     ) -> None:
         """Delete in the background."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
-        if at_once:
-            options["gracePeriodSeconds"] = 0
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         await self._call("DELETE", resource, namespace, name, body=options)
 
-    async def _pages(self, resource: Resource, namespace: str, selector: Mapping[str, str]) -> Sequence[Object]:
+    async def _pages(
+        self, resource: Resource, namespace: str, selector: Mapping[str, str], fields: str
+    ) -> Sequence[Object]:
         items = []
         query = {"limit": str(PAGE_SIZE)}
         if selector:
             query["labelSelector"] = ",".join(f"{key}={value}" for key, value in selector.items())
+        if fields:
+            query["fieldSelector"] = fields
         while True:
             page = await self._call("GET", resource, namespace, query=query)
             for item in page.get("items") or []:
@@ -189,7 +195,8 @@ def _in_pod() -> bool:
 
 def _path(resource: Resource, namespace: str, name: str) -> str:
     root = "apis" if "/" in resource.api_version else "api"
-    path = f"/{root}/{resource.api_version}/namespaces/{quote(namespace, safe='')}/{resource.plural}"
+    space = f"namespaces/{quote(namespace, safe='')}/" if resource.namespaced else ""
+    path = f"/{root}/{resource.api_version}/{space}{resource.plural}"
     return f"{path}/{quote(name, safe='/')}" if name else path
 
 

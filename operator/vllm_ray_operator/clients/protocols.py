@@ -49,11 +49,14 @@ class Resource:
     api_version: str
     kind: str
     plural: str
+    namespaced: bool = True
 
 
 VLLM_DEPLOYMENTS = Resource("vllm-ray.dev/v1alpha1", "VLLMDeployment", "vllmdeployments")
 RAY_CLUSTERS = Resource("ray.io/v1", "RayCluster", "rayclusters")
 PODS = Resource("v1", "Pod", "pods")
+NODES = Resource("v1", "Node", "nodes", namespaced=False)
+CORDONED = "spec.unschedulable=true"  # a field selector of nodes
 SERVICES = Resource("v1", "Service", "services")
 SECRETS = Resource("v1", "Secret", "secrets")
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
@@ -69,8 +72,12 @@ class Kube(Protocol):
         """Return the object; NotFound if there is none."""
         ...
 
-    async def list(self, resource: Resource, namespace: str, selector: Mapping[str, str]) -> Sequence[Object]:
-        """Return all objects whose labels match, whole (all pages)."""
+    async def list(
+        self, resource: Resource, namespace: str, selector: Mapping[str, str], *, fields: str = ""
+    ) -> Sequence[Object]:
+        """Return all objects whose labels match, whole (all pages). ``fields``: a field selector, of the few that the
+        API server has for a kind.
+        """
         ...
 
     async def create(self, resource: Resource, namespace: str, obj: Mapping[str, Any]) -> Object:
@@ -96,11 +103,11 @@ class Kube(Protocol):
         ...
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str | None, *, at_once: bool = False
+        self, resource: Resource, namespace: str, name: str, uid: str | None, *, grace_seconds: int | None = None
     ) -> None:
         """Delete in the background, only if the uid matches when one is given. NotFound if there is none.
 
-        ``at_once``: a pod goes without its node's word that it has ended.
+        ``grace_seconds``: of a pod, if not its own; with 0 it goes without its node's word that it has ended.
         """
         ...
 

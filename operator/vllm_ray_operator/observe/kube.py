@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, cast
 
 from vllm_ray_operator.api.spec import VLLMDeploymentSpec
@@ -13,7 +14,9 @@ from vllm_ray_operator.clients.bundle import Key
 from vllm_ray_operator.clients.problems import KUBERAY_MISSING
 from vllm_ray_operator.clients.protocols import (
     CONTROLLER_REVISIONS,
+    CORDONED,
     ENDPOINT_SLICES,
+    NODES,
     PODS,
     RAY_CLUSTERS,
     SERVICES,
@@ -60,22 +63,24 @@ async def read(kube: Kube, key: Key) -> Objects | None:
     if resource["metadata"].get("deletionTimestamp"):
         return None
     selector = names.selector(key.name)
-    (listed, problems), pods, services, slices, revisions = await asyncio.gather(
+    (listed, problems), pods, nodes, services, slices, revisions = await asyncio.gather(
         _clusters(kube, key.namespace, selector),
         kube.list(PODS, key.namespace, selector),
+        kube.list(NODES, "", {}, fields=CORDONED),
         kube.list(SERVICES, key.namespace, selector),
         kube.list(ENDPOINT_SLICES, key.namespace, selector),
         kube.list(CONTROLLER_REVISIONS, key.namespace, selector),
     )
     clusters = [cluster for cluster in listed if not _is_doomed(cluster, resource)]
+    cordoned = frozenset(node["metadata"]["name"] for node in nodes)
     by_cluster: dict[str, list[Object]] = {cluster["metadata"]["name"]: [] for cluster in clusters}
     orphans: list[Object] = []
     for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
         by_cluster.get(_labels(pod).get(RAY_CLUSTER, ""), orphans).append(pod)
     return Objects(
         deployment=parse_deployment(resource),
-        clusters=tuple(parse_cluster(c, by_cluster[c["metadata"]["name"]]) for c in clusters),
-        orphans=tuple(map(parse_pod, orphans)),
+        clusters=tuple(parse_cluster(c, by_cluster[c["metadata"]["name"]], cordoned) for c in clusters),
+        orphans=tuple(parse_pod(pod, cordoned) for pod in orphans),
         token_secrets={c["metadata"]["name"]: token_secret(c) for c in clusters if _token_auth(c)},
         revisions=tuple(
             parse_revision(r) for r in revisions if names.REVISION_KIND in _labels(r) and not _is_doomed(r, resource)
@@ -117,8 +122,8 @@ def parse_deployment(resource: Object) -> Deployment:
     )
 
 
-def parse_cluster(resource: Object, pods: Sequence[Object]) -> Cluster:
-    """Return a RayCluster with its pods."""
+def parse_cluster(resource: Object, pods: Sequence[Object], cordoned: Collection[str] = ()) -> Cluster:
+    """Return a RayCluster with its pods. ``cordoned``: the names of nodes."""
     metadata, status = resource["metadata"], resource.get("status") or {}
     conditions = words.conditions(status)
     return Cluster(
@@ -132,7 +137,7 @@ def parse_cluster(resource: Object, pods: Sequence[Object]) -> Cluster:
             (group["groupName"], group.get("replicas", 0) * group.get("numOfHosts", 1))
             for group in resource["spec"].get("workerGroupSpecs") or ()
         ),
-        pods=tuple(parse_pod(pod) for pod in pods),
+        pods=tuple(parse_pod(pod, cordoned) for pod in pods),
         outlives_head=bool(resource["spec"].get("gcsFaultToleranceOptions")),
         problem=words.cluster_problem(status),
     )
@@ -153,11 +158,12 @@ def token_secret(resource: Object) -> str:
     return name if name[0].isalpha() else f"r{name[1:]}"
 
 
-def parse_pod(resource: Object) -> Pod:
-    """Return a pod. Ray is its first container: KubeRay's rule."""
+def parse_pod(resource: Object, cordoned: Collection[str] = ()) -> Pod:
+    """Return a pod. Ray is its first container: KubeRay's rule. ``cordoned``: the names of nodes."""
     metadata, status = resource["metadata"], resource.get("status") or {}
     container = words.ray_container_status(resource)
     reason, problem = words.pod_problem(resource)
+    ends, node = metadata.get("deletionTimestamp"), resource["spec"].get("nodeName") or None
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -165,13 +171,15 @@ def parse_pod(resource: Object) -> Pod:
         group=_labels(resource).get(RAY_GROUP, ""),
         is_head=_labels(resource).get(RAY_NODE_TYPE) == "head",
         ip=status.get("podIP") or None,
-        node=resource["spec"].get("nodeName") or None,
+        node=node,
         ready=bool(container.get("ready")) and not words.node_is_lost(resource),
-        deleting=bool(metadata.get("deletionTimestamp")),
+        deleting=bool(ends),
         restarts=container.get("restartCount", 0),
         problem=problem,
         problem_reason=reason,
+        ends=datetime.fromisoformat(ends) if ends else None,
         lost_since=words.lost_since(resource),
+        cordoned=node in cordoned and not words.tolerates_cordon(resource),
     )
 
 

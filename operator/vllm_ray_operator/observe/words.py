@@ -15,6 +15,7 @@ Json = Mapping[str, Any]
 
 OVERLAYS = "spec.cluster.head.template and spec.cluster.workers.template"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+CORDON_TAINT = "node.kubernetes.io/unschedulable"
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 MAX_CHARACTERS = 600
@@ -65,6 +66,16 @@ def lost_since(pod: Json) -> datetime | None:
         return None
     since = conditions(pod["status"])["Ready"].get("lastTransitionTime")
     return datetime.fromisoformat(since) if since else None
+
+
+def tolerates_cordon(pod: Json) -> bool:
+    """Whether the pod could be scheduled on a cordoned node: then there is no sense in taking it off one."""
+    return any(
+        toleration.get("key", "") in ("", CORDON_TAINT)
+        and toleration.get("effect", "") in ("", "NoSchedule")
+        and (toleration.get("operator") == "Exists" or (toleration.get("key") and not toleration.get("value")))
+        for toleration in pod["spec"].get("tolerations") or ()
+    )
 
 
 def pod_problem(pod: Json) -> tuple[str, str]:

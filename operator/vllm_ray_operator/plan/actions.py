@@ -38,14 +38,15 @@ class PatchCluster:
 class Delete:
     """Delete one object of that uid; one that is gone already is fine.
 
-    ``at_once``: also when its node cannot confirm it.
+    ``grace_seconds``: how long a pod gets to end, if not as long as it has by itself; with 0 its node need not confirm
+    its end.
     """
 
     kind: Kind
     name: str
     uid: str | None
     why: str
-    at_once: bool = False
+    grace_seconds: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
 from vllm_ray_operator.plan import (
     adoption,
     clusters,
+    evacuation,
     names,
     raycluster,
     revision,
@@ -74,6 +75,7 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
 
     drafts = [plan_replica(aim, r, wanted=r.index in chosen.running) for r in _records(world, chosen, census)]
     counter.value = max(counter.value, adoption.adopt(aim, drafts))
+    evacuation.take(aim, drafts, limits)
     rollout.take(aim, drafts, limits)
     staying = chosen.asked | chosen.running
     replicas = [d.status for d in drafts if d.status.index in staying or d.status.attempts]

@@ -7,7 +7,7 @@ never hold them at once, and the replica is away only for what is left to load.
 from __future__ import annotations
 
 from vllm_ray_operator.api.status import Attempt, Failure, Fence, ReplicaStatus
-from vllm_ray_operator.plan import adoption, engine_job, fence, starting, stopping
+from vllm_ray_operator.plan import adoption, engine_job, fence, pods, starting, stopping
 from vllm_ray_operator.plan import attempt as attempts
 from vllm_ray_operator.plan.actions import Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
@@ -109,6 +109,10 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
         draft.actions.append(Emit("Warning", "StandbyFailed", text))
     elif not wanted:
         found = aim.dismissal(draft.status)
+    elif leaving := pods.deleted(standby, aim.world):
+        found = "PodDeleted", pods.why_deleted(leaving)
+    elif leaving := pods.cordoned(standby, aim.world):
+        found = "NodeDrained", pods.why_cordoned(leaving)
     elif aim.is_outdated(draft.status.index, standby):
         found = "NewRevision", "the spec has changed"
     elif aim.held and (draft.status.attempt is None or draft.status.attempt.stop is None):

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from vllm_ray_operator.api.status import Attempt, Rank, ReplicaStatus
-from vllm_ray_operator.plan import adoption, fence, identity, names
-from vllm_ray_operator.plan.actions import Delete, Emit
+from vllm_ray_operator.plan import adoption, fence, identity, names, pods
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.world import Cluster, Pod
-
-# A pod on a node that has not answered for this long is not waited for. Kubernetes takes a node for lost after 50 s of
-# silence, from which this counts; one that restarts is back by then, as a rule.
-LOST_SECONDS = 60.0
 
 
 def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
@@ -21,16 +16,16 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
     if aim.is_new:
         draft.set(failures=0, next_start_time=None)  # a repaired spec is tried at once
     status = draft.status
+    cluster = aim.world.cluster(aim.home(status).name)
+    if cluster is not None:
+        pods.let_go(aim, draft, cluster)
     if status.next_start_time is not None and aim.now < status.next_start_time:
         draft.set(phase="Backoff", message=backoff_message(status))
         draft.wake((status.next_start_time - aim.now).total_seconds())
         return
-    cluster = aim.world.cluster(aim.home(status).name)
     obstacle = start_obstacle(aim, status) or adoption.obstacle(aim, cluster)
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
-        if cluster is not None:
-            _let_go(aim, draft, cluster)
         return
     revision = aim.next_revision(status)
     first = status.last_fence is None
@@ -50,25 +45,6 @@ def rest(aim: Aim, draft: Draft) -> None:
     draft.set(phase="Stopped", message="", failures=0, next_start_time=None)
     if not aim.held:
         draft.set(revision=None, standby_failure=None)  # when it starts again, it is no part of a roll
-
-
-def _let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
-    """Delete pods that wait for a node that does not answer: KubeRay makes others only when they are gone.
-
-    Kubernetes keeps them until the node is back or its Node object is deleted. The last attempt is proven gone without
-    their word. If they live on somewhere, Ray has dropped their node, and another one's accelerators are others.
-    """
-    for pod in cluster.slot(names.slot(draft.status.index)):
-        if pod.lost_since is None:
-            continue
-        left = LOST_SECONDS - (aim.now - pod.lost_since).total_seconds()
-        if left > 0:
-            draft.wake(left)
-            continue
-        why = f"node {pod.node} has not answered for {LOST_SECONDS:.0f} s"
-        draft.actions.append(Delete("Pod", pod.name, pod.uid, why, at_once=True))
-        text = f"replica {draft.status.index}: deleting its pod {pod.name}, {why}"
-        draft.actions.append(Emit("Warning", "PodOnLostNode", text))
 
 
 def begin(
@@ -107,16 +83,17 @@ def head_obstacle(cluster: Cluster | None) -> str:
 def start_obstacle(aim: Aim, replica: ReplicaStatus) -> str:
     """Say what a replica lacks for a start where it is carried; empty when nothing."""
     home = aim.home(replica)
-    cluster, pods = aim.world.cluster(home.name), home.revision.resolved.pods_per_slot
+    cluster, wanted = aim.world.cluster(home.name), home.revision.resolved.pods_per_slot
     obstacle = head_obstacle(cluster)
     if cluster is None or obstacle:
         return obstacle
     slot = cluster.slot(names.slot(replica.index))
-    ready = [p for p in slot if p.ready and not p.deleting]
-    if len(ready) == len(slot) == pods:
+    ready = [p for p in slot if p.ready and not p.deleting and not p.cordoned]
+    if len(ready) == len(slot) == wanted:
         return ""
     reason = next((p.problem for p in slot if p.problem), "")
-    return f"{len(ready)} of {pods} worker pods ready" + (f": {reason}" if reason else "")
+    reason = reason or pods.why_cordoned(p for p in slot if p.cordoned and not p.deleting)
+    return f"{len(ready)} of {wanted} worker pods ready" + (f": {reason}" if reason else "")
 
 
 def backoff_message(status: ReplicaStatus) -> str:

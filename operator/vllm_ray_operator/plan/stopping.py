@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from vllm_ray_operator.api.status import Attempt, Failure, Fence, Stop
-from vllm_ray_operator.plan import fence, restart
+from vllm_ray_operator.plan import fence, pods, restart
 from vllm_ray_operator.plan.actions import Delete, DrainEngine, Emit, StopJob
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.attempt import runs, silence, spread
@@ -21,6 +21,8 @@ NODE_DIED = "its node has died"
 # How long it may take until no client is sent to an endpoint any more that has left the traffic: each kube-proxy learns
 # of the EndpointSlice by a watch, and gathers changes for about a second before it rewrites its rules.
 PROPAGATION_SECONDS = 5.0
+# Of the time that a pod which is being deleted still has: kept for what comes after the drain.
+STOP_SECONDS = 10.0
 # Between two looks at a launcher whose drain is waited for. Its verdict wakes us; but it may not have been told yet.
 DRAIN_POLL_SECONDS = 2.0
 
@@ -45,17 +47,25 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
         retire(aim, draft, *aim.dismissal(draft.status))
     elif attempt.ray_cluster != aim.home(draft.status).name:
         retire(aim, draft, "NewRevision", "the spec has changed")
+    elif leaving := pods.deleted(attempt, aim.world):
+        why = pods.why_deleted(leaving)
+        retire(aim, draft, "PodDeleted", why)
+        draft.actions.append(Emit("Normal", "PodDeleted", f"replica {draft.status.index} leaves: {why}"))
 
 
 def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
-    """Write down that the replica's attempt is to end by wish. One that serves finishes its requests first."""
+    """Write down that the replica's attempt is to end by wish. One that serves finishes its requests first, as long as
+    its pods live.
+    """
     attempt = draft.status.attempt
     if attempt is None or attempt.stop is not None:
         return
     stop = stop_of(aim, attempt, aim.view(attempt), reason, message, failure=False)
     timeout = timedelta(seconds=aim.world.deployment.spec.engine.drain_timeout_seconds)
-    if draft.status.phase == "Ready" and timeout:
-        stop = stop.model_copy(update={"drain_deadline": aim.now + timeout})
+    ends = [pod.ends - timedelta(seconds=STOP_SECONDS) for pod in pods.deleted(attempt, aim.world) if pod.ends]
+    deadline = min([aim.now + timeout, *ends])
+    if draft.status.phase == "Ready" and deadline > aim.now:
+        stop = stop.model_copy(update={"drain_deadline": deadline})
     draft.set(
         attempt=attempt.model_copy(update={"stop": stop}),
         phase="Stopping" if stop.drain_deadline is None else "Draining",

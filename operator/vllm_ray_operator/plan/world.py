@@ -37,7 +37,8 @@ class Deployment:
 class Pod:
     """A head or worker pod. ``restarts`` and ``ready`` are those of its Ray container.
 
-    ``lost_since``: from when on its node has not answered, if it does not.
+    ``ends``: of one that is being deleted, when its containers are killed at the latest. ``lost_since``: from when on
+    its node has not answered, if it does not. ``cordoned``: no pod like it would get to its node now.
     """
 
     name: str
@@ -52,7 +53,9 @@ class Pod:
     restarts: int
     problem: str = ""  # why it does not run, in words: image pull, unschedulable, crash
     problem_reason: str = ""  # the same as a CamelCase reason
+    ends: datetime | None = None
     lost_since: datetime | None = None
+    cordoned: bool = False
 
 
 Slots = Mapping[tuple[str, str], tuple[Pod, ...]]  # by RayCluster and worker group

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,9 @@ from kopf._cogs.structs.references import Insights  # of spawn_tasks(insights=..
 
 from vllm_ray_operator.clients.bundle import Key
 from vllm_ray_operator.clients.protocols import (
+    CORDONED,
     ENDPOINT_SLICES,
+    NODES,
     PODS,
     RAY_CLUSTERS,
     SERVICES,
@@ -150,7 +152,39 @@ def registry(changed: Callable[[Key], None]) -> kopf.OperatorRegistry:
 
     for kind in CHILDREN:
         kopf.on.event(*_selector(kind), registry=result)(child_changed)
+
+    tenants = Tenants()
+
+    @kopf.on.event(*_selector(PODS), registry=result)
+    async def pod_changed(body: kopf.Body, type: str | None, **_: Any) -> None:
+        tenants.note(body, gone=type == "DELETED")
+
+    @kopf.on.event(*_selector(NODES), registry=result)
+    async def node_cordoned_or_not(name: str | None, **_: Any) -> None:
+        for key in tenants.of(name):
+            changed(key)
+
     return result
+
+
+class Tenants:
+    """Which deployments have pods on which nodes, by what the watch of pods tells."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, tuple[str, Key]] = {}  # by uid
+
+    def note(self, pod: Mapping[str, Any], *, gone: bool) -> None:
+        """Take an event of a pod in."""
+        metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
+        owner = (metadata.get("labels") or {}).get(names.DEPLOYMENT)
+        if gone or not node or not owner:
+            self._pods.pop(metadata["uid"], None)
+        else:
+            self._pods[metadata["uid"]] = (node, Key(metadata["namespace"], owner))
+
+    def of(self, node: str | None) -> set[Key]:
+        """Return the deployments with pods on a node."""
+        return {key for place, key in self._pods.values() if place == node}
 
 
 def settings() -> kopf.OperatorSettings:
@@ -170,6 +204,9 @@ def settings() -> kopf.OperatorSettings:
     result.queueing.idle_timeout = 1.0  # our handlers take no time; kopf's task of an object need not live on
     for kind in CHILDREN:
         result.watching.label_selectors[_selector(kind)] = f"{names.MANAGED_BY}={names.MANAGER}"
+    # Of the nodes only those that are cordoned: one that is, or is no more, comes into sight or leaves it. All others,
+    # which change all the time, are none of our business.
+    result.watching.field_selectors[_selector(NODES)] = CORDONED
     return result
 
 

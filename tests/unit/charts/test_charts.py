@@ -49,6 +49,12 @@ def one(objects: list[Object], kind: str) -> Object:
     return found[0]
 
 
+def parted(objects: list[Object]) -> tuple[list[Object], list[Object]]:
+    """All but what is about nodes, and that."""
+    nodes = [obj for obj in objects if obj["metadata"]["name"].endswith("-nodes")]
+    return [obj for obj in objects if obj not in nodes], nodes
+
+
 def container(objects: list[Object]) -> Object:
     containers = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert len(containers) == 1
@@ -183,8 +189,9 @@ WATCHING = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}
 
 
 def test_rights_are_exactly_these(helm: str) -> None:
-    objects = render(helm)
+    objects, nodes = parted(render(helm))
     assert granted(one(objects, "ClusterRole")) == CLUSTER_RIGHTS
+    assert granted(one(nodes, "ClusterRole")) == rights("list watch", "/nodes")
     lease = rights("create", "coordination.k8s.io/leases")
     lease |= rights("get update", f"coordination.k8s.io/leases[{LEASE_NAME}]")
     assert granted(one(objects, "Role")) == lease
@@ -193,13 +200,17 @@ def test_rights_are_exactly_these(helm: str) -> None:
 
 @pytest.mark.parametrize("release", ["vllm-ray-operator", "other"])
 def test_bindings_meet(helm: str, release: str) -> None:
-    objects = render(helm, release=release)
+    objects, nodes = parted(render(helm, release=release))
     account = one(objects, "ServiceAccount")["metadata"]
     assert one(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == account["name"]
-    for binding, role in (("ClusterRoleBinding", "ClusterRole"), ("RoleBinding", "Role")):
-        bound = one(objects, binding)
+    for part, binding, role in (
+        (objects, "ClusterRoleBinding", "ClusterRole"),
+        (nodes, "ClusterRoleBinding", "ClusterRole"),
+        (objects, "RoleBinding", "Role"),
+    ):
+        bound = one(part, binding)
         assert bound["roleRef"]["kind"] == role
-        assert bound["roleRef"]["name"] == one(objects, role)["metadata"]["name"]
+        assert bound["roleRef"]["name"] == one(part, role)["metadata"]["name"]
         assert bound["subjects"] == [
             {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
         ]
@@ -208,8 +219,9 @@ def test_bindings_meet(helm: str, release: str) -> None:
 
 
 def test_rights_end_where_the_watches_do(helm: str) -> None:
-    """Above all the one to read Secrets. Its own namespace may be among those that are watched."""
-    objects = render(helm, "--set", "watchNamespaces={system,team}")
+    """Above all the one to read Secrets. Its own namespace may be among those that are watched; nodes are in none."""
+    objects, nodes = parted(render(helm, "--set", "watchNamespaces={system,team}"))
+    assert [obj["kind"] for obj in nodes] == ["ClusterRole", "ClusterRoleBinding"]
     assert not [obj for obj in objects if obj["kind"] == "ClusterRoleBinding"]
     bindings = [obj for obj in objects if obj["kind"] == "RoleBinding"]
     role = one(objects, "ClusterRole")["metadata"]["name"]

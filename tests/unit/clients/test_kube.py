@@ -142,7 +142,7 @@ async def test_requests(kube: KubeClient, served: Served) -> None:
     await kube.json_patch(RAY_CLUSTERS, "ns", "chat", operations)
     await kube.replace_status(RAY_CLUSTERS, "ns", cluster)
     await kube.delete(PODS, "ns", "p", "uid-1")
-    await kube.delete(PODS, "ns", "p", None, at_once=True)
+    await kube.delete(PODS, "ns", "p", None, grace_seconds=0)
     root = "/apis/ray.io/v1/namespaces/ns/rayclusters"
     strict = {"fieldManager": "vllm-ray-operator", "fieldValidation": "Strict"}
     sent = [(r.method, r.path, dict(r.query), r.headers["content-type"], json.loads(r.body)) for r in served.requests]

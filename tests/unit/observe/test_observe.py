@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.fakes.ray import FakeDashboard, FakeRay
 from vllm_ray_operator.clients.bundle import Clients, Key, Observation
 from vllm_ray_operator.clients.protocols import (
     CONTROLLER_REVISIONS,
+    NODES,
     PODS,
     RAY_CLUSTERS,
     SECRETS,
@@ -156,6 +158,23 @@ async def test_engines_that_outlive_a_head_are_asked_while_there_is_none(lab: La
     assert (seen.world.attempts[ID].unasked, set(seen.engines)) == (not kept, {ID} if kept else set())
     assert seen.ray == {}, "there is no dashboard to ask"
     assert seen.world.clusters[0].outlives_head is kept
+
+
+async def test_pods_on_cordoned_nodes_and_pods_that_are_deleted(lab: Lab) -> None:
+    tolerant, leaving, _ = lab.kube.objects(PODS)
+    cordoned = [pod["spec"]["nodeName"] for pod in (tolerant, leaving)]
+    for node in (*cordoned, "elsewhere"):
+        lab.kube.put(NODES, {"metadata": {"namespace": "", "name": node}, "spec": {"unschedulable": True}})
+    tolerant["spec"]["tolerations"] = [{"operator": "Exists"}]
+    leaving["metadata"]["deletionTimestamp"] = "2030-01-02T00:00:00Z"
+    lab.kube.put(PODS, tolerant)
+    lab.kube.put(PODS, leaving)
+    seen = {pod.name: pod for pod in (await lab.see()).world.pods.values()}
+    assert {name for name, pod in seen.items() if pod.cordoned} == {leaving["metadata"]["name"]}
+    gone = seen[leaving["metadata"]["name"]]
+    assert (gone.deleting, gone.ends) == (True, datetime(2030, 1, 2, tzinfo=UTC))
+    lab.kube.put(NODES, {"metadata": {"namespace": "", "name": cordoned[1]}, "spec": {}})
+    assert not any(pod.cordoned for pod in (await lab.see()).world.pods.values())
 
 
 async def test_pods_and_clusters_of_others_are_not_ours(lab: Lab) -> None:

@@ -196,3 +196,20 @@ def test_readiness_gates_do_not_make_a_node_lost() -> None:
 )
 def test_cluster_problem(status: Object, expected: str) -> None:
     assert words.cluster_problem(status) == expected
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerates"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": "node.kubernetes.io/unschedulable"}, True),
+        ({"key": "node.kubernetes.io/unschedulable", "value": "x"}, False),
+        ({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "nvidia.com/gpu", "operator": "Exists"}, False),
+        ({"value": ""}, False),
+    ],
+)
+def test_a_pod_that_could_be_scheduled_on_a_cordoned_node(toleration: dict[str, Any], tolerates: bool) -> None:
+    assert words.tolerates_cordon({"spec": {"tolerations": [toleration]}}) is tolerates
+    assert not words.tolerates_cordon({"spec": {}})

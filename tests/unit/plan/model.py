@@ -7,6 +7,7 @@ counted), so that its fences carry all of the weight. :meth:`World.check` holds 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -50,6 +51,7 @@ class Pod:
     group: str
     ip: str
     ready_at: float
+    node: str | None = None  # none: it waits for one that takes pods
     restarts: int = 0
     gone_at: float | None = None
 
@@ -123,6 +125,7 @@ class World:
         self.jobs: list[Job] = []  # all there ever were
         self.records: dict[tuple[Life, str], Job] = {}  # what each GCS knows
         self.late: list[tuple[float, SubmitJob, Life]] = []
+        self.cordoned = dict.fromkeys(("node-1", "node-2", "node-3"), False)
         self.deaf_engines: set[str] = set()  # launchers that do not answer
         self.log: list[str] = []
         self.ids: dict[str, int] = {}  # instance ids ever written down, with their numbers
@@ -165,6 +168,9 @@ class World:
             if cluster.gone_at is None:
                 for group, count in (("headgroup", 1), *cluster.groups):
                     self._scale(cluster, group, count)
+        for pod in self.pods.values():
+            if pod.node is None and (free := [node for node, closed in self.cordoned.items() if not closed]):
+                pod.node, pod.ready_at = self.random.choice(free), self.time + self.random.uniform(1, 15)
 
     def _scale(self, cluster: RayCluster, group: str, count: int) -> None:
         pods = [p for p in self.pods.values() if p.owner == cluster.uid and p.group == group]
@@ -176,8 +182,8 @@ class World:
             name = f"{cluster.name}-{group}-{n}"  # names come again, uids do not
             if len(alive) < count and name not in taken:
                 serial = self.serial()
-                ready_at = self.time + self.random.uniform(1, 15)
-                pod = Pod(name, f"uid-{serial}", cluster.name, cluster.uid, group, f"10.{int(serial)}.0.1", ready_at)
+                ip = f"10.{int(serial)}.0.1"
+                pod = Pod(name, f"uid-{serial}", cluster.name, cluster.uid, group, ip, ready_at=math.inf)
                 self.pods[pod.uid] = pod
                 alive.append(pod)
 
@@ -235,6 +241,9 @@ class World:
 
     def is_ready(self, pod: Pod) -> bool:
         return pod.ready_at <= self.time
+
+    def is_cordoned(self, pod: Pod) -> bool:
+        return pod.node is not None and self.cordoned[pod.node]
 
     def known(self, cluster: RayCluster) -> dict[str, Job]:
         """The jobs that the living GCS of a cluster knows."""
@@ -323,9 +332,11 @@ class World:
             group=pod.group,
             is_head=pod.is_head,
             ip=pod.ip,
-            node="node-1",
+            node=pod.node,
             ready=self.is_ready(pod),
             deleting=pod.gone_at is not None,
+            ends=EPOCH + timedelta(seconds=pod.gone_at) if pod.gone_at is not None else None,
+            cordoned=self.is_cordoned(pod),
             restarts=pod.restarts,
         )
 
@@ -388,7 +399,10 @@ class World:
         return int(self.raw.get("rollout", {}).get(field, {"maxUnavailable": 1, "maxSurge": 0}[field]))
 
     def check_roll(self, observed: seen.World, plan: Plan) -> None:
-        """I5: a roll takes an engine that serves only if enough stay ready, and none while it is paused."""
+        """I5: a roll takes an engine that serves only if enough stay ready, and none while it is paused.
+
+        When nodes are cordoned, as many have to stay.
+        """
         before = {r.attempt.instance_id: r for r in self.status.replicas if r.attempt is not None}
         taken, replaced, dismissed = [], [], []
         for replica in plan.status.replicas:
@@ -402,6 +416,8 @@ class World:
                 dismissed.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "Replaced" and serves:
                 replaced.append(replica.index)
+            if attempt.stop is not None and attempt.stop.reason == "NodeDrained" and serves:
+                taken.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "NewRevision":
                 assert not observed.deployment.spec.rollout.paused, f"replica {replica.index} is taken in a pause"
                 shared = plan.status.ray_cluster  # when it is made anew, it takes all along
@@ -491,12 +507,18 @@ class World:
                     for a in r.attempts
                     if a.stop and a.stop.recycle and a.ray_cluster == pod.cluster
                 ]
-                assert pod.group in {names.slot(i) for i in owners}, f"I3: {pod.name} is not in a slot to be recycled"
+                idle = not any(a.ray_cluster == pod.cluster for a in self._attempts_in(pod.group))
+                if not (idle and self.is_cordoned(pod)):
+                    slots = {names.slot(i) for i in owners}
+                    assert pod.group in slots, f"I3: {pod.name} is not in a slot to be recycled"
                 serving = [r.index for r in self.status.replicas if r.phase == "Ready" and r.index in owners]
                 assert not serving, f"{pod.name} is deleted under replica {serving}, which serves"
                 self.delete_pod(pod)
         else:
             {"ControllerRevision": self.revisions, "EndpointSlice": self.slices}[kind].pop(name, None)
+
+    def _attempts_in(self, group: str) -> list[Attempt]:
+        return [a for r in self.status.replicas if names.slot(r.index) == group for a in r.attempts]
 
     def _accept(self, action: SubmitJob) -> None:
         cluster, submission_id = self.clusters[action.cluster], action.submission_id

@@ -15,9 +15,10 @@ from typing import Any
 from tests.unit.plan import build
 from tests.unit.plan.build import NOTHING_LEFT, Scene
 from tests.unit.plan.model import patch
-from vllm_ray_operator.api.status import ReplicaStatus
+from vllm_ray_operator.api.status import Attempt, ReplicaStatus
+from vllm_ray_operator.plan import names
 from vllm_ray_operator.plan.actions import Action, Create, Delete, PatchCluster, StopJob, SubmitJob
-from vllm_ray_operator.plan.world import AttemptView
+from vllm_ray_operator.plan.world import AttemptView, Job, Pod
 
 STEP_SECONDS = 5.0
 
@@ -26,6 +27,7 @@ class Play:
     """A deployment whose replicas serve. ``log`` has a line for every change: phase and attempt of each replica.
 
     ``breaks``: which engines fail as they start, by submission. ``lame``: which RayClusters get no pods, by manifest.
+    ``full``: no node has room for another pod.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Play:
         lame: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         self.scene: Scene = build.serving(raw)
-        self.breaks, self.lame = breaks, lame
+        self.breaks, self.lame, self.full = breaks, lame, False
         upgrade = raw.get("rollout", {}).get("clusterUpgrade")
         self.names_clusters = raw.get("cluster", {}).get("policy") == "PerReplica" or upgrade == "BlueGreen"
         self.stopping: set[str] = set()
@@ -100,6 +102,7 @@ class Play:
                 scene.views[instance] = AttemptView(job=view.job, engine=build.engine())
         for action in actions:
             self._carry_out(action)
+        self._end_pods()
         for replica in scene.status.replicas:
             for attempt in replica.attempts:
                 scene.views.setdefault(attempt.instance_id, AttemptView(job="absent"))
@@ -118,6 +121,42 @@ class Play:
             self.deleted.append(action.name)
         elif isinstance(action, PatchCluster):
             self._patch(action)
+        elif isinstance(action, Delete) and action.kind == "Pod":
+            self._change_pods(lambda pod: pod.uid == action.uid, deleting=True)
+
+    def cordon(self, *indices: int, back: bool = False) -> None:
+        """The nodes of these replicas are cordoned, or no more."""
+        slots = [names.slot(index) for index in indices]
+        self._change_pods(lambda pod: pod.group in slots, cordoned=not back)
+
+    def evict(self, index: int, number: int = 0, grace: float = 3600) -> None:
+        """A pod of a replica is deleted; it lives on as long as an engine does in its slot, and it may."""
+        ends = self.scene.now + timedelta(seconds=grace)
+        pods = [pod for cluster in self.scene.clusters.values() for pod in cluster.slot(names.slot(index))]
+        self._change_pods(lambda pod: pod == pods[number], deleting=True, ends=ends)
+
+    def _change_pods(self, which: Callable[[Pod], bool], **changes: Any) -> None:
+        for name, cluster in self.scene.clusters.items():
+            pods = tuple(replace(pod, **changes) if which(pod) else pod for pod in cluster.pods)
+            self.scene.clusters[name] = replace(cluster, pods=pods)
+
+    def _end_pods(self) -> None:
+        """Deleted pods end with the engine in their slot, and KubeRay makes others."""
+        alive = {names.slot(r.index) for r in self.scene.status.replicas for a in r.attempts if self._runs(a)}
+        for name, cluster in self.scene.clusters.items():
+            pods = tuple(self._next(pod) if pod.deleting and pod.group not in alive else pod for pod in cluster.pods)
+            self.scene.clusters[name] = replace(cluster, pods=pods)
+
+    def _runs(self, attempt: Attempt) -> bool:
+        job = self.scene.views[attempt.instance_id].job if attempt.instance_id in self.scene.views else None
+        return isinstance(job, Job) and job.status == "RUNNING"
+
+    def _next(self, pod: Pod) -> Pod:
+        new = replace(pod, uid=f"{pod.uid}+", deleting=False, ends=None, cordoned=False)
+        if self.full:
+            trouble = {"problem": "no node can take it", "problem_reason": "Unschedulable"}
+            return replace(new, ready=False, node=None, **trouble)
+        return new
 
     def _make(self, manifest: Mapping[str, Any]) -> None:
         made = self.scene.add_cluster(manifest)

@@ -182,7 +182,7 @@ def test_a_pod_on_a_lost_node_is_waited_for_a_minute_and_then_let_go() -> None:
     assert scene.last.wake_after == 1
     scene.now = later(60)
     (action,) = (a for a in scene.step() if isinstance(a, Delete))
-    assert (action.kind, action.name, action.uid, action.at_once) == ("Pod", "w0-1", "uid-w0-1", True)
+    assert (action.kind, action.name, action.uid, action.grace_seconds) == ("Pod", "w0-1", "uid-w0-1", 0)
     assert scene.events() == ["PodOnLostNode"]
 
 

@@ -212,6 +212,12 @@ def _upgrade(world: World) -> None:
     _edit(rollout={**world.raw["rollout"], "clusterUpgrade": kind})(world)
 
 
+def _cordon(world: World) -> None:
+    node = world.random.choice(list(world.cordoned))
+    world.cordoned[node] = not world.cordoned[node]
+    world.note(f"  {world.cordoned}")
+
+
 def _on_slot(what: Callable[[World, Any], None]) -> Callable[[World], None]:
     """A node goes, and all pods of a slot with it."""
 
@@ -239,6 +245,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "RayCluster deleted": _on_cluster(_delete_cluster),
     "RayCluster touched": _on_cluster(_touch_cluster),
     "launchers are silent": _silent_launchers,
+    "a node is cordoned or not": _cordon,
     "scaled": _scale,
     "engine changed": _engine,
     "cluster changed": _image,
@@ -257,6 +264,7 @@ def settle(world: World) -> None:
     rollout = {k: v for k, v in world.raw["rollout"].items() if k not in ("paused", "toRevision", "toClusterRevision")}
     _edit(rollout=rollout, suspend=False)(world)
     world.deaf_engines = set()
+    world.cordoned[world.random.choice(list(world.cordoned))] = False  # so that there is room
     for cluster in world.clusters.values():
         cluster.silent_until = cluster.partial_until = 0.0
     if world.random.random() < 0.3:
@@ -280,6 +288,9 @@ def settle(world: World) -> None:
     alive = {j.id for j in world.jobs if j.processes}
     assert alive == {r.attempt.instance_id for r in status.replicas if r.attempt}, "an engine runs that nobody knows"
     world.check_traffic()
+    if world.policy("maxUnavailable") or world.raw["rollout"].get("type") == "Recreate":
+        left = [p.name for p in world.pods.values() if not p.is_head and world.is_cordoned(p)]
+        assert not left, f"{left} are on cordoned nodes"
     world.time += 86400
     plan = world.plan(world.observe())
     assert plan.status == status
@@ -334,6 +345,7 @@ WHILE_RAY_KNOWS = (
     "Ray is silent",
     "State API is partial",
     "launchers are silent",
+    "a node is cordoned or not",
     "scaled",
     "engine changed",
     "restart asked for",

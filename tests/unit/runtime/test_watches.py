@@ -9,7 +9,6 @@ from typing import Any
 import kopf
 import pytest
 
-from vllm_ray_operator.api import GROUP
 from vllm_ray_operator.clients.bundle import Key
 from vllm_ray_operator.plan import names
 from vllm_ray_operator.runtime import watches
@@ -18,38 +17,70 @@ from vllm_ray_operator.runtime import watches
 def test_only_event_handlers_are_registered() -> None:
     """All others leave annotations or finalizers on what they watch."""
     registry = watches.registry(lambda _: None)
-    assert len(registry._watching.get_all_handlers()) == 1 + len(watches.CHILDREN)
+    handlers = registry._watching.get_all_handlers()
+    assert len(handlers) == 1 + len(watches.CHILDREN) + 2, "pods have two, and there are nodes"
     for others in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
         assert not others.get_all_handlers()
 
 
-def handlers(changed: Callable[[Key], None]) -> Iterator[tuple[bool, Any]]:
-    """Each handler's function, and whether it is that of our own resource."""
+def handlers(changed: Callable[[Key], None]) -> Iterator[tuple[str, Any]]:
+    """Each handler's function, and of what kind it is told."""
     for handler in watches.registry(changed)._watching.get_all_handlers():
         assert handler.selector is not None
-        yield handler.selector.group == GROUP, handler.fn
+        yield str(handler.selector.any_name), handler.fn
+
+
+def pod(name: str, node: str | None, deployment: str | None = "chat") -> dict[str, Any]:
+    labels = {names.DEPLOYMENT: deployment} if deployment else {}
+    spec = {"nodeName": node} if node else {}
+    return {"metadata": {"name": name, "uid": name, "namespace": "default", "labels": labels}, "spec": spec}
 
 
 async def test_events_put_the_deployment_s_key_in_the_queue() -> None:
     keys: list[Key] = []
-    for own, handle in handlers(keys.append):
-        name, labels = ("chat", {}) if own else ("chat-1a2b-head", {names.DEPLOYMENT: "chat"})
-        await handle(namespace="default", name=name, labels=labels, type="MODIFIED")
+    for kind, handle in handlers(keys.append):
+        name, labels = ("chat", {}) if kind == "vllmdeployments" else ("chat-1a2b-head", {names.DEPLOYMENT: "chat"})
+        await handle(namespace="default", name=name, labels=labels, type="MODIFIED", body=pod("p", "node-1"))
     assert keys == [Key("default", "chat")] * 5
 
 
 async def test_objects_without_our_label_put_nothing_in_the_queue() -> None:
     keys: list[Key] = []
-    for own, handle in handlers(keys.append):
-        if not own:
-            await handle(namespace="default", name="chat", labels={}, type="ADDED")
+    for kind, handle in handlers(keys.append):
+        if kind != "vllmdeployments":
+            await handle(namespace="default", name="chat", labels={}, type="ADDED", body=pod("p", "chat", None))
     assert keys == []
+
+
+async def test_a_node_that_is_cordoned_or_not_concerns_those_with_pods_on_it() -> None:
+    keys: list[Key] = []
+    told = [(kind, handle) for kind, handle in handlers(keys.append)]
+
+    async def tell(kind: str, type: str | None, body: dict[str, Any]) -> list[Key]:
+        keys.clear()
+        for of, handle in told:
+            if of == kind:
+                await handle(namespace=None, name=body["metadata"]["name"], labels={}, type=type, body=body)
+        return sorted(keys, key=lambda key: key.name)
+
+    node = {"metadata": {"name": "node-1"}}
+    assert await tell("nodes", None, node) == []
+    await tell("pods", "ADDED", pod("a", "node-1"))
+    await tell("pods", "ADDED", pod("b", "node-1"))
+    await tell("pods", "MODIFIED", pod("b", "node-1"))
+    await tell("pods", None, pod("c", "node-1", "other"))
+    await tell("pods", "ADDED", pod("d", "node-2", "away"))
+    await tell("pods", "ADDED", pod("e", None, "waiting"))
+    assert await tell("nodes", "ADDED", node) == [Key("default", "chat"), Key("default", "other")]
+    await tell("pods", "DELETED", pod("c", "node-1", "other"))
+    assert await tell("nodes", "DELETED", node) == [Key("default", "chat")]
 
 
 def test_children_are_filtered_by_the_server_and_kopf_writes_nothing() -> None:
     settings = watches.settings()
     assert len(settings.watching.label_selectors) == len(watches.CHILDREN)
     assert set(settings.watching.label_selectors.values()) == {"app.kubernetes.io/managed-by=vllm-ray-operator"}
+    assert list(settings.watching.field_selectors.values()) == ["spec.unschedulable=true"]
     assert settings.posting.enabled is False
     assert settings.scanning.disabled is True
     assert settings.peering.standalone is True

@@ -1,0 +1,71 @@
+"""Pods of a replica that are not going to stay: deleted by somebody, on a cordoned node, or on one that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm_ray_operator.api.status import Attempt
+from vllm_ray_operator.plan import adoption, fence, names
+from vllm_ray_operator.plan.actions import Delete, Emit
+from vllm_ray_operator.plan.aim import Aim, Draft
+from vllm_ray_operator.plan.world import Cluster, Pod, World
+
+# A pod on a node that has not answered for this long is not waited for. Kubernetes takes a node for lost after 50 s of
+# silence, from which this counts; one that restarts is back by then, as a rule.
+LOST_SECONDS = 60.0
+# For pods in which no engine runs: Kubernetes' own default. Their own is made for a drain.
+GRACE_SECONDS = 30
+
+
+def deleted(attempt: Attempt, world: World) -> list[Pod]:
+    """Return the pods that hold a part of an attempt and are being deleted, by an eviction for instance."""
+    return [pod for pod in fence.survivors(attempt, world) if pod.deleting]
+
+
+def cordoned(attempt: Attempt, world: World) -> list[Pod]:
+    """Return the pods that hold a part of an attempt and whose nodes are to be emptied."""
+    return [pod for pod in fence.survivors(attempt, world) if pod.cordoned]
+
+
+def why_deleted(pods: Iterable[Pod]) -> str:
+    """Say in words that pods are being deleted."""
+    return f"its pods {', '.join(sorted(pod.name for pod in pods))} are being deleted"
+
+
+def why_cordoned(pods: Iterable[Pod]) -> str:
+    """Say in words that the nodes of pods are cordoned."""
+    return "; ".join(f"node {pod.node} of its pod {pod.name} is cordoned" for pod in sorted(pods, key=lambda p: p.name))
+
+
+def let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
+    """Delete the pods of a replica without attempts that are of no use: KubeRay makes others only when they are gone.
+
+    On a cordoned node an engine would have to leave again; the next pod cannot get there, so this does not go round in
+    circles: without room elsewhere it waits.
+
+    A pod on a node that does not answer is kept by Kubernetes until the node is back or its Node object is deleted. The
+    last attempt is proven gone without its word. If it lives on somewhere, Ray has dropped its node, and another one's
+    accelerators are others.
+    """
+    unknown = adoption.obstacle(aim, cluster)  # an engine may run in it of which the status was lost
+    for pod in cluster.slot(names.slot(draft.status.index)):
+        if pod.lost_since is not None:
+            _let_go_if_lost(aim, draft, pod)
+        elif pod.cordoned and not pod.deleting and not unknown:
+            why = f"node {pod.node} is cordoned"
+            draft.actions.append(Delete("Pod", pod.name, pod.uid, why, grace_seconds=GRACE_SECONDS))
+            text = f"replica {draft.status.index}: deleting pod {pod.name}, so that another is made elsewhere: {why}"
+            draft.actions.append(Emit("Normal", "PodOnCordonedNode", text))
+
+
+def _let_go_if_lost(aim: Aim, draft: Draft, pod: Pod) -> None:
+    if pod.lost_since is None:
+        return
+    left = LOST_SECONDS - (aim.now - pod.lost_since).total_seconds()
+    if left > 0:
+        draft.wake(left)
+        return
+    why = f"node {pod.node} has not answered for {LOST_SECONDS:.0f} s"
+    draft.actions.append(Delete("Pod", pod.name, pod.uid, why, grace_seconds=0))
+    text = f"replica {draft.status.index}: deleting its pod {pod.name}, {why}"
+    draft.actions.append(Emit("Warning", "PodOnLostNode", text))
