@@ -27,6 +27,7 @@ import yaml
 from e2e.cluster.layout import Layout
 from e2e.kube import Kube
 from e2e.waiting import wait_for
+from vllm_ray_operator.plan import names
 
 pytestmark = pytest.mark.integration
 
@@ -174,8 +175,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     here = account(kube, admin, name, f"{name}-here", folder, "--set", f"watchNamespaces={{{name}}}")
     yield Cluster(kube, name, everywhere, here)
     kube.kubectl("delete", "namespace", name, "--wait=false")
-    kube.kubectl("delete", "clusterrole", f"{name}-all", f"{name}-here")
-    kube.kubectl("delete", "clusterrolebinding", f"{name}-all")
+    kube.kubectl("delete", "clusterrole", *(f"{name}-{one}" for one in ("all", "here", "all-nodes", "here-nodes")))
+    kube.kubectl("delete", "clusterrolebinding", *(f"{name}-{one}" for one in ("all", "all-nodes", "here-nodes")))
 
 
 def account(kube: Kube, admin: Path, namespace: str, name: str, folder: Path, *values: str) -> Account:
@@ -291,6 +292,46 @@ def test_a_change_of_a_child_leads_to_a_pass(cluster: Cluster, operators: Operat
         poll=0.2,
     )
     assert again
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["all namespaces", "one namespace"])
+def test_a_node_that_is_cordoned_leads_to_a_pass(limited: bool, cluster: Cluster, operators: Operators) -> None:
+    """Nodes are in no namespace: the right to see them is one for the whole cluster, whatever else is watched."""
+    node = f"{cluster.namespace}-{'limited' if limited else 'all'}"
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": node, "namespace": cluster.namespace, "labels": names.selector("chat")},
+        "spec": {"nodeName": node, "containers": [{"name": "ray", "image": "registry.example/engine:1"}]},
+    }
+    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}, pod)
+    audit = Audit(cluster)
+    operator = operators.start("first", namespaces=cluster.namespace if limited else "")
+    cluster.apply(vllm_deployment(cluster))
+    wait_for("the new deployment to be taken up", reconciled(cluster), seconds=20, poll=0.2)
+
+    def passes() -> int:
+        return sum("/nodes?" in r["requestURI"] and r["verb"] == "list" for r in audit.requests())
+
+    seen, since = passes(), time.monotonic()
+
+    def quiet() -> bool:
+        nonlocal seen, since
+        if (now := passes()) != seen:
+            seen, since = now, time.monotonic()
+        return time.monotonic() - since > 3
+
+    wait_for("the operator to come to rest", quiet, seconds=30, describe=operator.tail, poll=0.2)
+    try:
+        cluster.kube.kubectl("cordon", node)
+        wait_for("a pass", lambda: passes() > seen, seconds=3, describe=operator.tail, poll=0.2)
+        wait_for("the operator to come to rest", quiet, seconds=30, describe=operator.tail, poll=0.2)
+        cluster.kube.kubectl("uncordon", node)
+        wait_for("another pass", lambda: passes() > seen, seconds=3, describe=operator.tail, poll=0.2)
+        assert not refused(audit), "the chart's role does not suffice"
+    finally:
+        cluster.kube.kubectl("delete", "node", node)
+        cluster.kube.kubectl("delete", "pod", node, "-n", cluster.namespace, "--grace-period=0", "--force")
 
 
 def test_applied_again_right_after_its_deletion_it_gets_a_ray_cluster_of_its_own(

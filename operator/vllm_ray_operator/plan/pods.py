@@ -37,6 +37,12 @@ def why_cordoned(pods: Iterable[Pod]) -> str:
     return "; ".join(f"node {pod.node} of its pod {pod.name} is cordoned" for pod in sorted(pods, key=lambda p: p.name))
 
 
+def obstacle(cluster: Cluster | None, index: int) -> str:
+    """Say why no attempt of a replica may begin in the pods that are there; empty when they are to stay."""
+    slot = cluster.slot(names.slot(index)) if cluster is not None else ()
+    return why_cordoned(pod for pod in slot if pod.cordoned)
+
+
 def let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
     """Delete the pods of a replica without attempts that are of no use: KubeRay makes others only when they are gone.
 

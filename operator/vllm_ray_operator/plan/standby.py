@@ -29,6 +29,8 @@ def prepare(aim: Aim, draft: Draft) -> bool:
     cluster = aim.world.cluster(aim.home(replica).name)
     if starting.start_obstacle(aim, replica) or adoption.obstacle(aim, cluster):
         return False
+    if pods.obstacle(cluster, replica.index):
+        return False
     if cluster is None or cluster.head is None or replica.attempt is None:
         return False
     if replica.standby is not None or replica.standby_failure is not None:

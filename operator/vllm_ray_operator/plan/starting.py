@@ -23,7 +23,7 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         draft.set(phase="Backoff", message=backoff_message(status))
         draft.wake((status.next_start_time - aim.now).total_seconds())
         return
-    obstacle = start_obstacle(aim, status) or adoption.obstacle(aim, cluster)
+    obstacle = start_obstacle(aim, status) or adoption.obstacle(aim, cluster) or pods.obstacle(cluster, status.index)
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
         return
@@ -88,11 +88,10 @@ def start_obstacle(aim: Aim, replica: ReplicaStatus) -> str:
     if cluster is None or obstacle:
         return obstacle
     slot = cluster.slot(names.slot(replica.index))
-    ready = [p for p in slot if p.ready and not p.deleting and not p.cordoned]
+    ready = [p for p in slot if p.ready and not p.deleting]
     if len(ready) == len(slot) == wanted:
         return ""
     reason = next((p.problem for p in slot if p.problem), "")
-    reason = reason or pods.why_cordoned(p for p in slot if p.cordoned and not p.deleting)
     return f"{len(ready)} of {wanted} worker pods ready" + (f": {reason}" if reason else "")
 
 

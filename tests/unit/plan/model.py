@@ -453,7 +453,7 @@ class World:
             case PatchCluster(name, operations):
                 self._patch(name, operations)
             case Delete(kind, name, uid):
-                self._delete(kind, name, uid)
+                self._delete(kind, name, uid, observed)
             case SubmitJob(cluster):
                 head = self.head(cluster)
                 if cluster not in self.clusters or self.ray(self.clusters[cluster]) is None or head is None:
@@ -492,7 +492,7 @@ class World:
         cluster.version += 1
         self.check_slots()
 
-    def _delete(self, kind: str, name: str, uid: str | None) -> None:
+    def _delete(self, kind: str, name: str, uid: str | None, observed: seen.World) -> None:
         if kind == "RayCluster":
             cluster = self.clusters.get(name)
             if cluster is not None and cluster.uid == uid and cluster.gone_at is None:
@@ -508,7 +508,7 @@ class World:
                     if a.stop and a.stop.recycle and a.ray_cluster == pod.cluster
                 ]
                 idle = not any(a.ray_cluster == pod.cluster for a in self._attempts_in(pod.group))
-                if not (idle and self.is_cordoned(pod)):
+                if not (idle and observed.pods[uid].cordoned):
                     slots = {names.slot(i) for i in owners}
                     assert pod.group in slots, f"I3: {pod.name} is not in a slot to be recycled"
                 serving = [r.index for r in self.status.replicas if r.phase == "Ready" and r.index in owners]

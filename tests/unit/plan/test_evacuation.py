@@ -172,7 +172,7 @@ def test_pods_are_not_deleted_while_an_engine_may_run_that_the_status_has_lost()
     assert not [a for a in scene.step() if isinstance(a, Delete)]
     scene.change_cluster(submissions=())
     assert [a.name for a in scene.step() if isinstance(a, Delete)] == ["w0-0"]
-    assert scene.replica.message == "0 of 1 worker pods ready: node node-1 of its pod w0-0 is cordoned"
+    assert scene.replica.message == "node node-1 of its pod w0-0 is cordoned"
 
 
 def test_a_pod_is_replaced_while_its_replica_waits_after_a_failure() -> None:
