@@ -27,6 +27,7 @@ from vllm_ray_engine.diagnosis import root_cause
 from vllm_ray_engine.launcher import completion, health, lost_worker, state, traffic
 from vllm_ray_engine.launcher.cluster import CREATED, Cluster
 from vllm_ray_engine.launcher.control import ControlServer, ray_token
+from vllm_ray_engine.launcher.drain_mark import DrainMark
 from vllm_ray_engine.launcher.engine import EngineProcess
 from vllm_ray_engine.log import say
 from vllm_ray_engine.processes import debris, process_tree
@@ -92,6 +93,7 @@ class Launcher:
         self._answers = False
         self._judging = threading.Lock()
         self._drain: traffic.Drain | None = None
+        self._drain_mark: DrainMark | None = None
         self._last_ready: float | None = None
         self._monitoring = threading.Event()
         self._guard = process_tree.guarding_parent()
@@ -136,6 +138,7 @@ class Launcher:
                     " has not ended, or another container",
                 ) from None
             raise
+        self._drain_mark = DrainMark(self.config.engine_id)
         self._control.start()
         for warning in doctor.check_start(self.config):
             say(f"warning: {warning.message}: {warning.remedy}")
@@ -313,6 +316,8 @@ class Launcher:
     def _begin_drain(self) -> None:
         """Take note that the engine has left the traffic, from when on clients are to go; called by the endpoint."""
         if self._drain is None:
+            if self._drain_mark is not None:
+                self._drain_mark.drain()
             self._drain = traffic.Drain(self.config, time.monotonic())
             self.state.update(drained=False)
             say("the engine has left the traffic and drains")

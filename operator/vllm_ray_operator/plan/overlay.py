@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# One of several kinds, never two at once: an overlay's takes the place of the whole.
+WHOLE = frozenset({"preStop", "postStart"})
+
 MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -31,7 +34,7 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
     for key, value in overlay.items():
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and key not in WHOLE:
             there = merged.get(key)
             merged[key] = merge(there if isinstance(there, Mapping) else {}, value)
         elif isinstance(value, list) and isinstance(merged.get(key), list) and key in MERGE_KEYS:

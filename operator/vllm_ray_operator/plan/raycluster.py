@@ -15,7 +15,7 @@ from typing import Any, Literal
 from vllm_ray_operator.api.base import ApiModel
 from vllm_ray_operator.api.rules import DEFAULT_ACCELERATOR
 from vllm_ray_operator.api.spec import GcsFaultTolerance, Head, Resources, VLLMDeploymentSpec, Workers
-from vllm_ray_operator.plan import model_uri, names, overlay
+from vllm_ray_operator.plan import model_uri, names, overlay, pod_end
 from vllm_ray_operator.plan.actions import PatchCluster
 from vllm_ray_operator.plan.world import Cluster, Deployment, Manifest
 
@@ -98,13 +98,22 @@ def render_cluster(deployment: str, spec: VLLMDeploymentSpec, default_image: str
         labels=dict(spec.cluster.labels),
         annotations=dict(spec.cluster.annotations),
         head=_owned(overlay.merge(_pod_template(spec, image, head.resources, {}), head.template or {}), labels),
-        worker=_owned(
-            overlay.merge(_pod_template(spec, image, workers.resources, accelerator_limits), workers.template or {}),
-            labels,
-        ),
+        worker=_owned(_worker(spec, image, workers, accelerator_limits), labels),
         accelerators_per_pod=per_pod,
         pods_per_slot=math.ceil(accelerators / per_pod),
     )
+
+
+def _worker(spec: VLLMDeploymentSpec, image: str, workers: Workers, accelerators: Mapping[str, int]) -> dict[str, Any]:
+    """Return the pod template of the slots.
+
+    Its grace follows the time for drains as it is now: a change of that alone makes no new revision, so the pods that
+    are there keep theirs, and a drain ends before it does.
+    """
+    base = _pod_template(spec, image, workers.resources, accelerators)
+    base["spec"]["containers"][0]["lifecycle"] = pod_end.lifecycle()
+    template = overlay.merge(base, workers.template or {})
+    return pod_end.with_grace(template, pod_end.grace_seconds(spec.engine.drain_timeout_seconds))
 
 
 def manifest(

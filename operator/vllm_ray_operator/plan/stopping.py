@@ -13,7 +13,7 @@ from vllm_ray_operator.plan.actions import Delete, DrainEngine, Emit, StopJob
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.attempt import runs, silence, spread
 from vllm_ray_operator.plan.starting import backoff_message
-from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job
+from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job, Pod
 
 SLOW_FENCE_SECONDS = 5.0
 # In Ray's message when the job's supervisor was lost with its Ray node, which is a pod (Ray 2.60, ActorDiedError).
@@ -23,6 +23,8 @@ NODE_DIED = "its node has died"
 PROPAGATION_SECONDS = 5.0
 # Of the time that a pod which is being deleted still has: kept for what comes after the drain.
 STOP_SECONDS = 10.0
+# What a pod that is recycled gets: nothing in it is worth waiting for, and its hook would wait for what hangs.
+RECYCLE_SECONDS = 1
 # Between two looks at a launcher whose drain is waited for. Its verdict wakes us; but it may not have been told yet.
 DRAIN_POLL_SECONDS = 2.0
 
@@ -190,11 +192,16 @@ def _recycle(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Attem
         again = stored.model_copy(update=anew)
         return attempt.model_copy(update={"stop": again, "session": session})
     draft.actions.extend(
-        Delete("Pod", pod.name, pod.uid, f"{attempt.instance_id} may be alive in it: {stored.message}")
+        Delete("Pod", pod.name, pod.uid, f"{attempt.instance_id} may be alive in it: {stored.message}", RECYCLE_SECONDS)
         for pod in alive
-        if not pod.deleting
+        if not pod.deleting or _may_live(aim, pod)
     )
     return attempt
+
+
+def _may_live(aim: Aim, pod: Pod) -> bool:
+    """Whether a pod that is being deleted, by an eviction for instance, was given time that nobody needs any more."""
+    return pod.ends is not None and (pod.ends - aim.now).total_seconds() > RECYCLE_SECONDS
 
 
 def close(aim: Aim, draft: Draft, view: AttemptView) -> bool:

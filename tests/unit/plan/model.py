@@ -281,6 +281,11 @@ class World:
         if pod.gone_at is None:
             pod.gone_at = self.time + self.random.choice((1, 10, 30, 120))
 
+    def recycle_pod(self, pod: Pod) -> None:
+        """Delete a pod with little grace, whatever it has by itself or was given before."""
+        self.delete_pod(pod)
+        pod.gone_at = min(pod.gone_at or math.inf, self.time + self.random.choice((1, 10, 30)))
+
     def restore(self, status: VLLMDeploymentStatus) -> None:
         """The API server comes back with an older status. Nothing is on its way to Ray by then."""
         self.restored, self.status, self.late = True, status, []
@@ -513,7 +518,7 @@ class World:
                     assert pod.group in slots, f"I3: {pod.name} is not in a slot to be recycled"
                 serving = [r.index for r in self.status.replicas if r.phase == "Ready" and r.index in owners]
                 assert not serving, f"{pod.name} is deleted under replica {serving}, which serves"
-                self.delete_pod(pod)
+                self.recycle_pod(pod)
         else:
             {"ControllerRevision": self.revisions, "EndpointSlice": self.slices}[kind].pop(name, None)
 

@@ -195,3 +195,15 @@ def test_what_fails_while_its_pod_is_deleted_is_a_failure() -> None:
     assert failure is not None
     assert failure.reason == "WorkerDied"
     assert not [a for a in play.step() if isinstance(a, SubmitJob)]
+
+
+def test_an_engine_that_hangs_does_not_get_all_the_time_of_its_evicted_pod() -> None:
+    scene = build.serving()
+    scene.change_pod("w0-0", deleting=True, ends=later(3600))
+    scene.change_pod("head", restarts=1)
+    scene.see(build.UNKNOWN)
+    scene.step()
+    (action,) = (a for a in scene.step() if isinstance(a, Delete) and a.kind == "Pod")
+    assert (action.name, action.grace_seconds) == ("w0-0", 1)
+    scene.change_pod("w0-0", ends=scene.now)
+    assert not [a for a in scene.step() if isinstance(a, Delete)], "it ends as fast as it can"

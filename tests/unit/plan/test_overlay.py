@@ -10,6 +10,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "nothing": ({"a": 1}, {}, {"a": 1}),
     "scalar replaced": ({"a": 1}, {"a": 2}, {"a": 2}),
     "maps merge deeply": ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": 1, "c": 3}}),
+    "a hook in place of another": (
+        {"lifecycle": {"preStop": {"exec": {"command": ["a"]}}, "postStart": {"exec": {"command": ["b"]}}}},
+        {"lifecycle": {"preStop": {"httpGet": {"port": 80}}}},
+        {"lifecycle": {"preStop": {"httpGet": {"port": 80}}, "postStart": {"exec": {"command": ["b"]}}}},
+    ),
     "null removes": ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
     "null of what is not there": ({"a": 1}, {"b": None}, {"a": 1}),
     "nulls below what is not there": ({}, {"a": {"b": None, "c": {"d": None}}}, {"a": {"c": {}}}),

@@ -188,7 +188,7 @@ def test_a_pause_keeps_the_one_more_that_is_there(paused: bool) -> None:
 
 
 def test_what_does_not_fit_into_the_raycluster_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raycluster, "MAX_BYTES", 4200)
+    monkeypatch.setattr(raycluster, "MAX_BYTES", 7200)
     play = Play(spec_with(replicas=1))
     play.scene.change(replicas=9)
     play.until_rest()
@@ -205,13 +205,13 @@ def test_what_does_not_fit_into_the_raycluster_is_not_made(monkeypatch: pytest.M
 
 
 def test_a_raycluster_each_has_no_such_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raycluster, "MAX_BYTES", 2700)
+    monkeypatch.setattr(raycluster, "MAX_BYTES", 4200)
     play = Play(spec_with(replicas=1, cluster={"policy": "PerReplica"}))
     assert scaled(play, 4)[-1].startswith("Ready1  Ready2  Ready3  Ready4")
 
 
 def test_it_rolls_all_the_same_without_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raycluster, "MAX_BYTES", 2700)
+    monkeypatch.setattr(raycluster, "MAX_BYTES", 4200)
     play = Play(spec_with(replicas=2, rollout={**PLAIN, "maxSurge": 1}))
     play.scene.change(engine=NEW)
     assert play.until_rest()[-1] == "Ready3  Ready4"
