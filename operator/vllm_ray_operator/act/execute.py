@@ -15,6 +15,7 @@ from vllm_ray_operator.clients.protocols import (
     CONTROLLER_REVISIONS,
     ENDPOINT_SLICES,
     EVENTS,
+    POD_DISRUPTION_BUDGETS,
     PODS,
     RAY_CLUSTERS,
     SERVICES,
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 CONCURRENT_RAY_CALLS = 16
 
 RESOURCES: Mapping[str, Resource] = {
-    resource.kind: resource for resource in (RAY_CLUSTERS, PODS, SERVICES, ENDPOINT_SLICES, CONTROLLER_REVISIONS)
+    resource.kind: resource
+    for resource in (RAY_CLUSTERS, PODS, SERVICES, ENDPOINT_SLICES, CONTROLLER_REVISIONS, POD_DISRUPTION_BUDGETS)
 }
 
 
@@ -71,6 +73,7 @@ class _Executor:
         self._known = {
             SERVICES.kind: observation.world.services,
             ENDPOINT_SLICES.kind: observation.world.endpoint_slices,
+            POD_DISRUPTION_BUDGETS.kind: observation.world.budgets,
         }
         self._dashboards = observation.ray
         self._launchers = observation.engines

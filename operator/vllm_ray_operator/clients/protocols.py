@@ -61,6 +61,7 @@ SERVICES = Resource("v1", "Service", "services")
 SECRETS = Resource("v1", "Secret", "secrets")
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 CONTROLLER_REVISIONS = Resource("apps/v1", "ControllerRevision", "controllerrevisions")
+POD_DISRUPTION_BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 

@@ -68,6 +68,7 @@ async def observe(key: Key, clients: Clients, problems: tuple[Problem, ...]) -> 
         clusters_known=KUBERAY_MISSING not in objects.problems,
         services=objects.services,
         endpoint_slices=objects.endpoint_slices,
+        budgets=objects.budgets,
         attempts=views,
         problems=tuple(dict.fromkeys((*problems, *objects.problems, *access.problems))),
         orphans=objects.orphans,

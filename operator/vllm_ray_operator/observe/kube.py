@@ -17,6 +17,7 @@ from vllm_ray_operator.clients.protocols import (
     CORDONED,
     ENDPOINT_SLICES,
     NODES,
+    POD_DISRUPTION_BUDGETS,
     PODS,
     RAY_CLUSTERS,
     SERVICES,
@@ -51,6 +52,7 @@ class Objects:
     revisions: tuple[Revision, ...]
     services: Mapping[str, Manifest]
     endpoint_slices: Mapping[str, Manifest]
+    budgets: Mapping[str, Manifest]
     problems: tuple[Problem, ...]
 
 
@@ -63,13 +65,11 @@ async def read(kube: Kube, key: Key) -> Objects | None:
     if resource["metadata"].get("deletionTimestamp"):
         return None
     selector = names.selector(key.name)
-    (listed, problems), pods, nodes, services, slices, revisions = await asyncio.gather(
+    ours = (PODS, SERVICES, ENDPOINT_SLICES, POD_DISRUPTION_BUDGETS, CONTROLLER_REVISIONS)
+    (listed, problems), nodes, (pods, services, slices, budgets, revisions) = await asyncio.gather(
         _clusters(kube, key.namespace, selector),
-        kube.list(PODS, key.namespace, selector),
         kube.list(NODES, "", {}, fields=CORDONED),
-        kube.list(SERVICES, key.namespace, selector),
-        kube.list(ENDPOINT_SLICES, key.namespace, selector),
-        kube.list(CONTROLLER_REVISIONS, key.namespace, selector),
+        asyncio.gather(*(kube.list(kind, key.namespace, selector) for kind in ours)),
     )
     clusters = [cluster for cluster in listed if not _is_doomed(cluster, resource)]
     cordoned = frozenset(node["metadata"]["name"] for node in nodes)
@@ -87,6 +87,7 @@ async def read(kube: Kube, key: Key) -> Objects | None:
         ),
         services={s["metadata"]["name"]: s for s in services},
         endpoint_slices={s["metadata"]["name"]: s for s in slices},
+        budgets={b["metadata"]["name"]: b for b in budgets},
         problems=problems,
     )
 

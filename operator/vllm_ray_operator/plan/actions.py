@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vllm_ray_operator.api.status import VLLMDeploymentStatus
 
-Kind = Literal["RayCluster", "Pod", "Service", "EndpointSlice", "ControllerRevision"]
+Kind = Literal["RayCluster", "Pod", "Service", "EndpointSlice", "ControllerRevision", "PodDisruptionBudget"]
 
 
 @dataclass(frozen=True)

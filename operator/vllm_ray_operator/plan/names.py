@@ -71,6 +71,16 @@ def endpoint_slice(deployment: str, replica: int) -> str:
     return f"{deployment}-{replica}"
 
 
+def replicas_budget(deployment: str) -> str:
+    """Return the name of the PodDisruptionBudget for the pods of the replicas."""
+    return f"{deployment}-replicas"
+
+
+def heads_budget(deployment: str) -> str:
+    """Return the name of the PodDisruptionBudget for the head pods."""
+    return f"{deployment}-heads"
+
+
 def head_service(cluster: str) -> str:
     """Return the Service that KubeRay makes for a head (utils.GenerateHeadServiceName for RayClusters)."""
     return f"{cluster}-head-svc"

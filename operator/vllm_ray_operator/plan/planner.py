@@ -10,6 +10,7 @@ from vllm_ray_operator.api.status import ReplicaStatus, VLLMDeploymentStatus
 from vllm_ray_operator.plan import (
     adoption,
     clusters,
+    disruption,
     evacuation,
     names,
     raycluster,
@@ -82,8 +83,8 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
     wakes = [0.0] if unsaved else []
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
-    actions.extend(clusters.sync(aim, replicas))
-    actions.extend(traffic.sync(world, replicas, engine.resolved.port))
+    actions += clusters.sync(aim, replicas)
+    actions += [*traffic.sync(world, replicas, engine.resolved.port), *disruption.sync(world, replicas, limits)]
     if not unsaved:
         actions.extend(_prune(world, cluster.name, engine.name, replicas))
     generation = stored.observed_generation if unsaved else deployment.generation

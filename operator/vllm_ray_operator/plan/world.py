@@ -204,6 +204,7 @@ class World:
     clusters_known: bool = True  # false when the API server does not know the kind: that says nothing about pods
     services: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
     endpoint_slices: Mapping[str, Manifest] = field(default_factory=dict)  # ours, by name
+    budgets: Mapping[str, Manifest] = field(default_factory=dict)  # PodDisruptionBudgets of ours, by name
     attempts: Mapping[str, AttemptView] = field(default_factory=dict)  # by instance id
     problems: tuple[Problem, ...] = ()
     orphans: tuple[Pod, ...] = ()  # pods of ours whose RayCluster is gone; they go too, but not at once

@@ -179,6 +179,7 @@ CLUSTER_RIGHTS = (
     | rights("get list watch create patch delete", "discovery.k8s.io/endpointslices")
     | rights("create", "discovery.k8s.io/endpointslices/restricted")
     | rights("list create delete", "apps/controllerrevisions")
+    | rights("get list create patch delete", "policy/poddisruptionbudgets")
     | rights("get list watch delete", "/pods")
     | rights("get", "/secrets")
     | rights("create", "events.k8s.io/events")

@@ -181,6 +181,7 @@ class Scene:
         self.orphans: tuple[Pod, ...] = ()
         self.services: dict[str, Manifest] = {}
         self.slices: dict[str, Manifest] = {}
+        self.budgets: dict[str, Manifest] = {}
         self.views: dict[str, AttemptView] = {}
         self.problems: tuple[Any, ...] = ()
         self.last = Plan(self.status, (), None)
@@ -196,6 +197,7 @@ class Scene:
             clusters=tuple(self.clusters.values()),
             services=self.services,
             endpoint_slices=self.slices,
+            budgets=self.budgets,
             attempts=self.views,
             problems=self.problems,
             orphans=self.orphans,
@@ -224,12 +226,14 @@ class Scene:
         return self.last
 
     def step(self) -> tuple[Action, ...]:
-        """Plan, write the status, and leave the actions (but events) to the test. Objects of ours are kept."""
+        """Plan, write the status, and leave the actions (but events, budgets) to the test. Objects of ours are kept."""
         plan = self.plan()
         self.status = VLLMDeploymentStatus.model_validate_json(plan.status.model_dump_json(by_alias=True))
         for action in plan.actions:
             if isinstance(action, Delete) and action.kind == "EndpointSlice":
                 del self.slices[action.name]
+            if isinstance(action, Delete) and action.kind == "PodDisruptionBudget":
+                del self.budgets[action.name]
             manifest = getattr(action, "manifest", None)
             if manifest is None:
                 continue
@@ -240,7 +244,9 @@ class Scene:
                 self.services[name] = manifest
             elif kind == "EndpointSlice":
                 self.slices[name] = manifest
-        return tuple(a for a in plan.actions if not isinstance(a, Emit))
+            elif kind == "PodDisruptionBudget":
+                self.budgets[name] = manifest
+        return tuple(a for a in plan.actions if not isinstance(a, Emit) and not _of_budget(a))
 
     def events(self) -> list[str]:
         """The reasons of the events of the last plan."""
@@ -288,17 +294,23 @@ class Scene:
         self.views[(attempt or self.attempt).instance_id] = seen
 
 
+def _of_budget(action: Action) -> bool:
+    manifest = getattr(action, "manifest", None)
+    return (manifest["kind"] if manifest else getattr(action, "kind", "")) == "PodDisruptionBudget"
+
+
 def begun(raw: Mapping[str, Any] = SPEC) -> Scene:
     """A deployment whose revisions are stored and whose RayCluster is up; no attempt yet."""
     scene = Scene(raw)
     scene.step()
     actions = scene.step()
-    if scene.status.ray_cluster is not None:
-        scene.make_cluster()
-    else:
-        for action in actions:
-            if isinstance(action, Create) and action.manifest["kind"] == "RayCluster":
+    for action in actions:
+        if isinstance(action, Create) and action.manifest["kind"] == "RayCluster":
+            if scene.status.ray_cluster is None:
                 scene.add_cluster(action.manifest)
+            else:
+                groups = action.manifest["spec"]["workerGroupSpecs"]
+                scene.make_cluster(pods=max((group["replicas"] for group in groups), default=1))
     return scene
 
 

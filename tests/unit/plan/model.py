@@ -122,6 +122,7 @@ class World:
         self.pods: dict[str, Pod] = {}  # by uid
         self.services: dict[str, Any] = {}
         self.slices: dict[str, Any] = {}
+        self.budgets: dict[str, Any] = {}
         self.jobs: list[Job] = []  # all there ever were
         self.records: dict[tuple[Life, str], Job] = {}  # what each GCS knows
         self.late: list[tuple[float, SubmitJob, Life]] = []
@@ -303,6 +304,7 @@ class World:
             clusters=tuple(replace(c, submissions=self._list(self.clusters[c.name], asked)) for c in clusters),
             services=dict(self.services),
             endpoint_slices=dict(self.slices),
+            budgets=dict(self.budgets),
             attempts={a.instance_id: self._see_attempt(a) for a in attempts},
             orphans=tuple(self._see_pod(p) for p in self.pods.values() if p.cluster not in self.clusters),
         )
@@ -481,7 +483,9 @@ class World:
             self.clusters.setdefault(name, RayCluster(name, owned, deepcopy(dict(manifest))))
             self.check_slots()
         else:
-            {"Service": self.services, "EndpointSlice": self.slices}[kind][name] = manifest
+            {"Service": self.services, "EndpointSlice": self.slices, "PodDisruptionBudget": self.budgets}[kind][
+                name
+            ] = manifest
 
     def _patch(self, name: str, operations: Any) -> None:
         cluster = self.clusters.get(name)
@@ -520,7 +524,8 @@ class World:
                 assert not serving, f"{pod.name} is deleted under replica {serving}, which serves"
                 self.recycle_pod(pod)
         else:
-            {"ControllerRevision": self.revisions, "EndpointSlice": self.slices}[kind].pop(name, None)
+            kinds = {"EndpointSlice": self.slices, "PodDisruptionBudget": self.budgets}
+            {"ControllerRevision": self.revisions, **kinds}[kind].pop(name, None)
 
     def _attempts_in(self, group: str) -> list[Attempt]:
         return [a for r in self.status.replicas if names.slot(r.index) == group for a in r.attempts]

@@ -158,6 +158,7 @@ def test_no_start_without_all_it_takes(name: str) -> None:
 
 def test_a_slot_that_is_ready_in_part_is_not_ready() -> None:
     scene = begun(spec_with(cluster={"workers": {"acceleratorsPerNode": 1}}))
+    scene.make_cluster(pods=1)
     scene.step()
     assert scene.replica.message == "1 of 2 worker pods ready"
     scene.make_cluster(pods=2)

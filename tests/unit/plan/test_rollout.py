@@ -393,8 +393,7 @@ def test_a_launcher_that_counts_ends_the_drain() -> None:
 def test_a_launcher_is_told_to_drain_until_it_says_that_it_does() -> None:
     scene = serving(spec_with(engine={"drainTimeoutSeconds": 600}))
     scene.change(replicas=0)
-    scene.step()
-    assert [type(a).__name__ for a in scene.last.actions] == ["Apply"], "first it leaves the traffic"
+    assert [type(a).__name__ for a in scene.step()] == ["Apply"], "first it leaves the traffic"
     told = DrainEngine(scene.attempt.instance_id)
     assert [scene.step(), scene.step()] == [(told,), (told,)]
     scene.see(build.view(build.job(), engine=build.engine(drained=False)))
