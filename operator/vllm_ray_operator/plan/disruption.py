@@ -6,7 +6,8 @@ drains, serves no more, and is not in the selector any more: its other pods may 
 another may be unavailable. In between nothing can go: the evicted pod is missing, and the API server refuses evictions
 until a budget's change has been taken in.
 
-Heads have a budget of their own, which leaves none of them: all engines of a RayCluster go with its head, undrained.
+Heads have a budget of their own, which leaves none of them: all engines of a RayCluster go with its head, undrained,
+unless what the head knows is kept elsewhere.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def budgets(world: World, replicas: Sequence[ReplicaStatus], limits: Limits) -> 
         indices = [str(r.index) for r in serving]
         name = names.replicas_budget(world.deployment.name)
         result.append(_manifest(world.deployment, name, pods - one, {names.REPLICA: indices}))
-    heads = sorted({r.attempt.ray_cluster for r in (*serving, *draining) if r.attempt is not None})
+    homes = {r.attempt.ray_cluster for r in (*serving, *draining) if r.attempt is not None}
+    heads = sorted(home for home in homes if (cluster := world.cluster(home)) is None or not cluster.outlives_head)
     if heads:
         name = names.heads_budget(world.deployment.name)
         where = {"ray.io/cluster": heads, "ray.io/node-type": ["head"]}

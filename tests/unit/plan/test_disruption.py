@@ -126,6 +126,14 @@ def test_no_head_goes_under_its_engines() -> None:
     assert evictable(play.scene) == {"w0-0", "head"}
 
 
+def test_a_head_that_engines_outlive_may_go() -> None:
+    scene = build.serving()
+    scene.change_cluster(outlives_head=True)
+    scene.step()
+    assert set(scene.budgets) == {"chat-replicas"}
+    assert "head" in evictable(scene)
+
+
 def test_heads_of_several_rayclusters() -> None:
     play = Play(spec_with(replicas=2, cluster=ONE_EACH))
     (replicas, heads) = (play.scene.budgets[f"chat-{kind}"]["spec"] for kind in ("replicas", "heads"))
