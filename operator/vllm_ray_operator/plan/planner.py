@@ -12,6 +12,7 @@ from vllm_ray_operator.plan import (
     clusters,
     disruption,
     evacuation,
+    lost_head,
     names,
     raycluster,
     revision,
@@ -81,9 +82,9 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     staying = chosen.asked | chosen.running
     replicas = [d.status for d in drafts if d.status.index in staying or d.status.attempts]
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
-    wakes = [0.0] if unsaved else []
+    wakes = [*([0.0] if unsaved else []), *lost_head.wakes(aim)]
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
-    actions += clusters.sync(aim, replicas)
+    actions += [*clusters.sync(aim, replicas), *lost_head.let_go(aim)]
     actions += [*traffic.sync(world, replicas, engine.resolved.port), *disruption.sync(world, replicas, limits)]
     if not unsaved:
         actions.extend(_prune(world, cluster.name, engine.name, replicas))

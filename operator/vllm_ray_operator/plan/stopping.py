@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from vllm_ray_operator.api.status import Attempt, Failure, Fence, Stop
-from vllm_ray_operator.plan import fence, pods, restart
+from vllm_ray_operator.plan import fence, lost_head, pods, restart
 from vllm_ray_operator.plan.actions import Delete, DrainEngine, Emit, StopJob
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.attempt import runs, silence, spread
@@ -94,6 +94,8 @@ def fault(
         reason, message = "HeadLost", "the head pod of the Ray cluster was lost, and every engine with it"
     elif fence.memory_lost(attempt, view, aim.world):
         reason, message = "JobLost", "Ray does not know the engine job any more"
+    elif lost_node := lost_head.fault(aim, attempt, view):
+        reason, message = "HeadLost", lost_node
     elif not fence.survivors(stored, aim.world):
         reason, message = "PodsLost", "all pods of the replica were lost"
     elif since is not None and (aim.now - since).total_seconds() > timeout:

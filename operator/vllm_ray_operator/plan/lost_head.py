@@ -1,0 +1,72 @@
+"""Heads on nodes that do not answer.
+
+Kubernetes keeps such a pod until the node is back, and KubeRay makes no other head before. So it is deleted without the
+node's word, when nothing is lost with it: every engine in its RayCluster has ended or is given up, and neither Ray nor
+an engine answers. As long as something answers, only the kubelet may be away, and all may serve.
+
+No fence goes by it. With its Ray gone, an attempt is proven gone by the end of its slot's containers, one by one: what
+lives on beside the old head, on a node that is cut off, keeps its replica from starting until that node is back. The
+other replicas start with the new head. Their pods were made anew; no raylet of theirs knows the old one.
+"""
+
+from __future__ import annotations
+
+from vllm_ray_operator.api.status import Attempt
+from vllm_ray_operator.plan.actions import Action, Delete, Emit
+from vllm_ray_operator.plan.aim import Aim
+from vllm_ray_operator.plan.pods import LOST_SECONDS
+from vllm_ray_operator.plan.world import AttemptView, Cluster, Pod
+
+
+def fault(aim: Aim, attempt: Attempt, view: AttemptView) -> str:
+    """Say that an attempt is lost with the node of its head; "" if it is not, or may not be."""
+    cluster = aim.world.cluster(attempt.ray_cluster)
+    head = _lost(cluster) if cluster is not None else None
+    serves = view.engine is not None and view.engine.ready
+    if head is None or _left(aim, head) > 0 or view.job is not None or view.unasked or serves:
+        return ""
+    return f"node {head.node} of the Ray cluster's head does not answer, and neither does Ray"
+
+
+def let_go(aim: Aim) -> list[Action]:
+    """Return what deletes lost heads that nothing needs any more."""
+    actions = list[Action]()
+    for cluster, head in _lost_heads(aim):
+        if _left(aim, head) <= 0 and not _is_needed(aim, cluster):
+            why = f"node {head.node} has not answered for {LOST_SECONDS:.0f} s"
+            actions.append(Delete("Pod", head.name, head.uid, why, grace_seconds=0))
+            text = f"RayCluster {cluster.name}: deleting its head pod {head.name}, {why}"
+            actions.append(Emit("Warning", "PodOnLostNode", text))
+    return actions
+
+
+def wakes(aim: Aim) -> list[float]:
+    """Return when lost heads have been waited for long enough, in seconds."""
+    return [left for _, head in _lost_heads(aim) if (left := _left(aim, head)) > 0]
+
+
+def _lost_heads(aim: Aim) -> list[tuple[Cluster, Pod]]:
+    """Return the lost heads of RayClusters that are to stay, with those."""
+    there = ((cluster, _lost(cluster)) for cluster in aim.world.clusters if not cluster.deleting)
+    return [(cluster, head) for cluster, head in there if head is not None]
+
+
+def _lost(cluster: Cluster) -> Pod | None:
+    """Return the head if its node does not answer, also one that is being deleted, for ever."""
+    return next((pod for pod in cluster.pods if pod.is_head and pod.lost_since is not None), None)
+
+
+def _left(aim: Aim, head: Pod) -> float:
+    since = head.lost_since or aim.now
+    return LOST_SECONDS - (aim.now - since).total_seconds()
+
+
+def _is_needed(aim: Aim, cluster: Cluster) -> bool:
+    """Whether an attempt in the RayCluster goes on, or something of it answers."""
+    replicas = aim.world.deployment.status.replicas
+    attempts = (a for replica in replicas for a in replica.attempts if a.ray_cluster == cluster.name)
+    return any(attempt.stop is None or _answers(aim.view(attempt)) for attempt in attempts)
+
+
+def _answers(view: AttemptView) -> bool:
+    return view.job is not None or view.engine is not None or view.unasked
