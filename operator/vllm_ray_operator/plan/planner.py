@@ -84,7 +84,7 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     actions: list[Action] = [*unsaved, *(action for draft in drafts for action in draft.actions)]
     wakes = [*([0.0] if unsaved else []), *lost_head.wakes(aim)]
     wakes += [draft.wake_after for draft in drafts if draft.wake_after is not None]
-    actions += [*clusters.sync(aim, replicas), *lost_head.let_go(aim)]
+    actions += [*clusters.sync(aim, replicas), *lost_head.let_go(aim), *evacuation.let_go_of_heads(aim)]
     actions += [*traffic.sync(world, replicas, engine.resolved.port), *disruption.sync(world, replicas, limits)]
     if not unsaved:
         actions.extend(_prune(world, cluster.name, engine.name, replicas))

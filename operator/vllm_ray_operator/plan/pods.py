@@ -37,10 +37,24 @@ def why_cordoned(pods: Iterable[Pod]) -> str:
     return "; ".join(f"node {pod.node} of its pod {pod.name} is cordoned" for pod in sorted(pods, key=lambda p: p.name))
 
 
-def obstacle(cluster: Cluster | None, index: int) -> str:
-    """Say why no attempt of a replica may begin in the pods that are there; empty when they are to stay."""
-    slot = cluster.slot(names.slot(index)) if cluster is not None else ()
-    return why_cordoned(pod for pod in slot if pod.cordoned)
+def head_that_leaves(cluster: Cluster) -> Pod | None:
+    """Return the head if its node is cordoned and its engines would not outlive it."""
+    head = cluster.head
+    return head if head is not None and head.cordoned and not cluster.outlives_head else None
+
+
+def obstacle(aim: Aim, cluster: Cluster | None, index: int) -> str:
+    """Say why no attempt of a replica may begin in the pods that are there; empty when they are to stay.
+
+    A head on a cordoned node goes when it can: as long as others run in its RayCluster, one may begin there too.
+    """
+    if cluster is None:
+        return ""
+    attempts = (a for replica in aim.world.deployment.status.replicas for a in replica.attempts)
+    alone = all(a.stop is not None for a in attempts if a.ray_cluster == cluster.name)
+    if alone and (head := head_that_leaves(cluster)) is not None:
+        return f"node {head.node} of the Ray cluster's head is cordoned"
+    return why_cordoned(pod for pod in cluster.slot(names.slot(index)) if pod.cordoned)
 
 
 def let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:

@@ -29,7 +29,7 @@ def prepare(aim: Aim, draft: Draft) -> bool:
     cluster = aim.world.cluster(aim.home(replica).name)
     if starting.start_obstacle(aim, replica) or adoption.obstacle(aim, cluster):
         return False
-    if pods.obstacle(cluster, replica.index):
+    if pods.obstacle(aim, cluster, replica.index):
         return False
     if cluster is None or cluster.head is None or replica.attempt is None:
         return False
@@ -111,10 +111,12 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
         draft.actions.append(Emit("Warning", "StandbyFailed", text))
     elif not wanted:
         found = aim.dismissal(draft.status)
+    elif (attempt := draft.status.attempt) and attempt.stop and attempt.stop.reason == stopping.NODE_DRAINED:
+        found = attempt.stop.reason, attempt.stop.message
     elif leaving := pods.deleted(standby, aim.world):
         found = "PodDeleted", pods.why_deleted(leaving)
     elif leaving := pods.cordoned(standby, aim.world):
-        found = "NodeDrained", pods.why_cordoned(leaving)
+        found = stopping.NODE_DRAINED, pods.why_cordoned(leaving)
     elif aim.is_outdated(draft.status.index, standby):
         found = "NewRevision", "the spec has changed"
     elif aim.held and (draft.status.attempt is None or draft.status.attempt.stop is None):

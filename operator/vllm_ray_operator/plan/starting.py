@@ -23,7 +23,9 @@ def plan_start(aim: Aim, draft: Draft, *, wanted: bool) -> None:
         draft.set(phase="Backoff", message=backoff_message(status))
         draft.wake((status.next_start_time - aim.now).total_seconds())
         return
-    obstacle = start_obstacle(aim, status) or adoption.obstacle(aim, cluster) or pods.obstacle(cluster, status.index)
+    obstacle = (
+        start_obstacle(aim, status) or adoption.obstacle(aim, cluster) or pods.obstacle(aim, cluster, status.index)
+    )
     if obstacle or cluster is None or cluster.head is None:
         draft.set(phase="Pending", message=obstacle, next_start_time=None)
         return

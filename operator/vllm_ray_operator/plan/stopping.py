@@ -15,6 +15,8 @@ from vllm_ray_operator.plan.attempt import runs, silence, spread
 from vllm_ray_operator.plan.starting import backoff_message
 from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job, Pod
 
+NODE_DRAINED = "NodeDrained"
+
 SLOW_FENCE_SECONDS = 5.0
 # In Ray's message when the job's supervisor was lost with its Ray node, which is a pod (Ray 2.60, ActorDiedError).
 NODE_DIED = "its node has died"

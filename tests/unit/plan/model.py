@@ -516,7 +516,8 @@ class World:
                     for a in r.attempts
                     if a.stop and a.stop.recycle and a.ray_cluster == pod.cluster
                 ]
-                idle = not any(a.ray_cluster == pod.cluster for a in self._attempts_in(pod.group))
+                around = written(self.status) if pod.is_head else self._attempts_in(pod.group)
+                idle = not any(a.ray_cluster == pod.cluster for a in around)
                 if not (idle and observed.pods[uid].cordoned):
                     slots = {names.slot(i) for i in owners}
                     assert pod.group in slots, f"I3: {pod.name} is not in a slot to be recycled"

@@ -129,6 +129,10 @@ class Play:
         slots = [names.slot(index) for index in indices]
         self._change_pods(lambda pod: pod.group in slots, cordoned=not back)
 
+    def cordon_head(self) -> None:
+        """The nodes of all heads are cordoned."""
+        self._change_pods(lambda pod: pod.is_head, cordoned=True)
+
     def evict(self, index: int, number: int = 0, grace: float = 3600) -> None:
         """A pod of a replica is deleted; it lives on as long as an engine does in its slot, and it may."""
         ends = self.scene.now + timedelta(seconds=grace)

@@ -55,7 +55,7 @@ def test_the_others_say_why_they_stay() -> None:
     play = Play(spec_with(replicas=2))
     play.cordon(0, 1)
     play.step()
-    text = "node node-1 of its pod w1-0 is cordoned: it leaves when more than 1 replicas are ready"
+    text = "node node-1 of its pod w1-0 is cordoned: it leaves when at least 1 others are ready"
     assert play.scene.status.replicas[1].message == text
     play.cordon(1, back=True)
     play.step()
@@ -66,7 +66,7 @@ def test_none_that_serves_leaves_where_none_may_be_unavailable() -> None:
     play = Play(spec_with(replicas=2, rollout={**PLAIN, "maxUnavailable": 0, "maxSurge": 1}))
     play.cordon(0)
     assert play.until_rest() == []
-    assert play.scene.status.replicas[0].message.endswith("it leaves when more than 2 replicas are ready")
+    assert play.scene.status.replicas[0].message.endswith("it leaves when at least 2 others are ready")
     play.scene.change(engine=NEW)
     log = play.until_rest()
     assert log[-1] == "Ready4  Ready5", "with one more for the roll it may"
@@ -163,6 +163,62 @@ def test_no_standby_comes_up_where_it_would_have_to_leave() -> None:
     log = play.until_rest()
     assert not any("+" in line for line in log)
     assert log[-1] == "Ready3  Ready4"
+
+
+# -- the node of the head ----------------------------------------------------------------------------------------------
+
+
+def test_all_leave_a_head_on_a_cordoned_node_together_when_they_may() -> None:
+    play = Play(spec_with(replicas=2, rollout={**PLAIN, "maxUnavailable": 2}))
+    play.cordon_head()
+    assert play.until_rest() == ["Stopping1  Stopping2", "Pending  Pending", "Starting3  Starting4", "Ready3  Ready4"]
+    assert play.scene.target.head is not None
+    assert not play.scene.target.head.cordoned, "another was made elsewhere"
+    assert play.scene.status.replicas[0].last_failure is None, "none was lost with it"
+
+
+def test_they_stay_when_they_may_not() -> None:
+    play = Play(spec_with(replicas=2))
+    play.cordon_head()
+    assert play.until_rest() == []
+    text = (
+        "node node-1 of the Ray cluster's head is cordoned: the 2 replicas on it leave together when at least 1 others"
+    )
+    assert play.scene.replica.message == f"{text} are ready"
+    play.crash(0)
+    assert play.until_rest()[-1] == "Ready3  Ready2", "one that fails starts again where the others are"
+
+
+def test_with_a_head_each_they_leave_one_by_one() -> None:
+    play = Play(spec_with(replicas=2, cluster={"policy": "PerReplica"}))
+    play.cordon_head()
+    assert play.until_rest() == [
+        "Stopping1  Ready2 | A0 A1",
+        "Pending  Ready2 | A0 A1",
+        "Starting3  Ready2 | A0 A1",
+        "Ready3  Stopping2 | A0 A1",
+        "Ready3  Pending | A0 A1",
+        "Ready3  Starting4 | A0 A1",
+        "Ready3  Ready4 | A0 A1",
+    ]
+
+
+def test_engines_that_outlive_their_head_stay() -> None:
+    play = Play(spec_with(replicas=1))
+    play.scene.change_cluster(outlives_head=True)
+    play.cordon_head()
+    assert play.until_rest() == []
+
+
+def test_a_standby_of_a_replica_that_leaves_with_its_head_ends_too() -> None:
+    play = Play(spec_with(replicas=1, rollout={}))
+    play.scene.change(engine=NEW)
+    play.until("Ready1+2")
+    play.cordon_head()
+    log = play.until_rest()
+    assert log[0] == "Stopping1+2"
+    assert log[-1] == "Ready3"
+    assert not any(line.startswith(("Starting2", "Ready2")) for line in log)
 
 
 def test_pods_are_not_deleted_while_an_engine_may_run_that_the_status_has_lost() -> None:

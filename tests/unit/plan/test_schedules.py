@@ -336,8 +336,9 @@ def moving(world: World) -> bool:
     return changing or desired != there or any(c.gone_at is not None for c in world.clusters.values())
 
 
-# Not those with which Ray itself forgets, or whose pods outlive their RayCluster: then nobody knows what ran. For the
-# same reason all replicas share a RayCluster: one of their own goes with each that leaves, and its Ray with it.
+# Not those with which Ray itself forgets (also a head that leaves a cordoned node), or whose pods outlive their
+# RayCluster: then nobody knows what ran. For the same reason all replicas share a RayCluster: one of their own goes with
+# each that leaves, and its Ray with it.
 WHILE_RAY_KNOWS = (
     "a job dies",
     "worker pod deleted",
@@ -345,7 +346,6 @@ WHILE_RAY_KNOWS = (
     "Ray is silent",
     "State API is partial",
     "launchers are silent",
-    "a node is cordoned or not",
     "scaled",
     "engine changed",
     "restart asked for",
