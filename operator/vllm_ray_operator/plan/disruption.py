@@ -42,23 +42,20 @@ def budgets(world: World, replicas: Sequence[ReplicaStatus], limits: Limits) -> 
     ready = sum(r.phase == "Ready" for r in replicas)
     result = list[Manifest]()
     if serving:
-        pods = sum(_slot_size(world, replica) for replica in serving)
+        sizes = {cluster.name: dict(cluster.groups) for cluster in world.clusters}
+        homes = [(r.attempt.ray_cluster, names.slot(r.index)) for r in serving if r.attempt is not None]
+        pods = sum(sizes.get(home, {}).get(slot, 0) for home, slot in homes)
         one = 1 if ready > limits.stay_ready else 0
         indices = [str(r.index) for r in serving]
         name = names.replicas_budget(world.deployment.name)
         result.append(_manifest(world.deployment, name, pods - one, {names.REPLICA: indices}))
-    homes = {r.attempt.ray_cluster for r in (*serving, *draining) if r.attempt is not None}
-    heads = sorted(home for home in homes if (cluster := world.cluster(home)) is None or not cluster.outlives_head)
+    carrying = {r.attempt.ray_cluster for r in (*serving, *draining) if r.attempt is not None}
+    heads = sorted(name for name in carrying if (cluster := world.cluster(name)) is None or not cluster.outlives_head)
     if heads:
         name = names.heads_budget(world.deployment.name)
         where = {"ray.io/cluster": heads, "ray.io/node-type": ["head"]}
         result.append(_manifest(world.deployment, name, len(heads), where))
     return result
-
-
-def _slot_size(world: World, replica: ReplicaStatus) -> int:
-    cluster = world.cluster(replica.attempt.ray_cluster) if replica.attempt is not None else None
-    return dict(cluster.groups).get(names.slot(replica.index), 0) if cluster is not None else 0
 
 
 def _manifest(deployment: Deployment, name: str, least: int, where: Mapping[str, list[str]]) -> dict[str, Any]:

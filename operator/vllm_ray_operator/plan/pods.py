@@ -50,10 +50,10 @@ def obstacle(aim: Aim, cluster: Cluster | None, index: int) -> str:
     """
     if cluster is None:
         return ""
-    attempts = (a for replica in aim.world.deployment.status.replicas for a in replica.attempts)
-    alone = all(a.stop is not None for a in attempts if a.ray_cluster == cluster.name)
-    if alone and (head := head_that_leaves(cluster)) is not None:
-        return f"node {head.node} of the Ray cluster's head is cordoned"
+    if (head := head_that_leaves(cluster)) is not None:
+        attempts = (a for replica in aim.world.deployment.status.replicas for a in replica.attempts)
+        if all(a.stop is not None for a in attempts if a.ray_cluster == cluster.name):
+            return f"node {head.node} of the Ray cluster's head is cordoned"
     return why_cordoned(pod for pod in cluster.slot(names.slot(index)) if pod.cordoned)
 
 

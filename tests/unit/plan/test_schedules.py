@@ -337,8 +337,8 @@ def moving(world: World) -> bool:
 
 
 # Not those with which Ray itself forgets (also a head that leaves a cordoned node), or whose pods outlive their
-# RayCluster: then nobody knows what ran. For the same reason all replicas share a RayCluster: one of their own goes with
-# each that leaves, and its Ray with it.
+# RayCluster: then nobody knows what ran. For the same reason all replicas share a RayCluster: one of their own goes
+# with each that leaves, and its Ray with it.
 WHILE_RAY_KNOWS = (
     "a job dies",
     "worker pod deleted",
