@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import count, islice
 
 from vllm_ray_operator.api.status import ReplicaStatus
+from vllm_ray_operator.plan import fence
 from vllm_ray_operator.plan.world import World
 
 # What is lost with a replica.
@@ -115,6 +116,8 @@ def _worth_by_now(world: World, replica: ReplicaStatus) -> int:
     value = worth(replica)
     if value != SERVES or replica.attempt is None:
         return value
+    if any(pod.deleting for pod in fence.survivors(replica.attempt, world)):
+        return NOTHING
     view = world.attempts.get(replica.attempt.instance_id)
     if view is None or view.engine is None:
         return PERHAPS

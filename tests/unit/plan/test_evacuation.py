@@ -132,6 +132,13 @@ def test_a_drain_ends_before_the_pod_does(grace: float, drain: float | None) -> 
     assert (stop.reason, stop.drain_deadline) == ("PodDeleted", None if drain is None else later(drain))
 
 
+def test_fewer_replicas_are_those_whose_pods_go_anyway() -> None:
+    play = Play(spec_with(replicas=3))
+    play.evict(0)
+    play.scene.change(replicas=2)
+    assert play.until_rest() == ["Stopping1  Ready2  Ready3", "1:Ready2  2:Ready3"]
+
+
 def test_of_several_pods_one_is_deleted() -> None:
     """The engine goes whole; the pods that stay take part in the next one."""
     play = Play(spec_with(replicas=1, cluster={"policy": "PerReplica", "workers": {"acceleratorsPerNode": 1}}))
