@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.unit.plan import build
 from vllm_ray_operator.api.status import Attempt, ReplicaStatus, VLLMDeploymentStatus
-from vllm_ray_operator.plan import engine_job, names, planner, stopping, submissions
+from vllm_ray_operator.plan import engine_job, fence, names, planner, stopping, submissions
 from vllm_ray_operator.plan import world as seen
 from vllm_ray_operator.plan.actions import (
     Action,
@@ -418,7 +418,8 @@ class World:
             if attempt is None or old is None or old.attempt is None or old.attempt.stop is not None:
                 continue
             engine = observed.attempts[attempt.instance_id].engine
-            serves = old.phase == "Ready" and engine is not None and engine.ready
+            goes = any(pod.deleting for pod in fence.survivors(old.attempt, observed))  # whatever is decided
+            serves = old.phase == "Ready" and engine is not None and engine.ready and not goes
             if attempt.stop is not None and attempt.stop.reason == "ScaledDown" and serves:
                 dismissed.append(replica.index)
             if attempt.stop is not None and attempt.stop.reason == "Replaced" and serves:
