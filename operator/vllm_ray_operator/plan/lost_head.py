@@ -21,7 +21,7 @@ from vllm_ray_operator.plan.world import AttemptView, Cluster, Pod
 def fault(aim: Aim, attempt: Attempt, view: AttemptView) -> str:
     """Say that an attempt is lost with the node of its head; "" if it is not, or may not be."""
     cluster = aim.world.cluster(attempt.ray_cluster)
-    head = _lost(cluster) if cluster is not None else None
+    head = cluster.lost_head if cluster is not None else None
     serves = view.engine is not None and view.engine.ready
     if head is None or _left(aim, head) > 0 or view.job is not None or view.unasked or serves:
         return ""
@@ -47,13 +47,8 @@ def wakes(aim: Aim) -> list[float]:
 
 def _lost_heads(aim: Aim) -> list[tuple[Cluster, Pod]]:
     """Return the lost heads of RayClusters that are to stay, with those."""
-    there = ((cluster, _lost(cluster)) for cluster in aim.world.clusters if not cluster.deleting)
+    there = ((cluster, cluster.lost_head) for cluster in aim.world.clusters if not cluster.deleting)
     return [(cluster, head) for cluster, head in there if head is not None]
-
-
-def _lost(cluster: Cluster) -> Pod | None:
-    """Return the head if its node does not answer, also one that is being deleted, for ever."""
-    return next((pod for pod in cluster.pods if pod.is_head and pod.lost_since is not None), None)
 
 
 def _left(aim: Aim, head: Pod) -> float:

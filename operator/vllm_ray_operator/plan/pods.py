@@ -19,12 +19,12 @@ GRACE_SECONDS = 30
 
 def deleted(attempt: Attempt, world: World) -> list[Pod]:
     """Return the pods that hold a part of an attempt and are being deleted, by an eviction for instance."""
-    return [pod for pod in fence.survivors(attempt, world) if pod.deleting]
+    return [pod for pod in fence.survivors(attempt, world) if pod.deleting] if world.some_go else []
 
 
 def cordoned(attempt: Attempt, world: World) -> list[Pod]:
     """Return the pods that hold a part of an attempt and whose nodes are to be emptied."""
-    return [pod for pod in fence.survivors(attempt, world) if pod.cordoned]
+    return [pod for pod in fence.survivors(attempt, world) if pod.cordoned] if world.some_go else []
 
 
 def why_deleted(pods: Iterable[Pod]) -> str:

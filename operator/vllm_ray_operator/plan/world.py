@@ -104,6 +104,11 @@ class Cluster:
         return next((p for p in self.pods if p.is_head and not p.deleting), None)
 
     @cached_property
+    def lost_head(self) -> Pod | None:
+        """The head pod if its node does not answer, also one that is being deleted, for ever."""
+        return next((p for p in self.pods if p.is_head and p.lost_since is not None), None)
+
+    @cached_property
     def pods_by_ip(self) -> Mapping[str, Pod]:
         """An address may belong to the next pod already while the last one is still listed: then it is the next's."""
         return {p.ip: p for p in sorted(self.pods, key=lambda p: not p.deleting) if p.ip}
@@ -214,6 +219,11 @@ class World:
         """All pods of ours, by uid."""
         listed = (*(pod for cluster in self.clusters for pod in cluster.pods), *self.orphans)
         return {pod.uid: pod for pod in listed}
+
+    @cached_property
+    def some_go(self) -> bool:
+        """Whether any pod is being deleted, or on a cordoned node."""
+        return any(pod.deleting or pod.cordoned for pod in self.pods.values())
 
     @cached_property
     def _orphan_slots(self) -> Slots:
