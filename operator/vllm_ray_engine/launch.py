@@ -338,6 +338,8 @@ class Launcher:
             say("Ray did not confirm in time that the placement group is gone; it goes with this process")
         self._cluster.close(RELEASE_SECONDS)
         self._engine.finish(2)
+        if self._drain_mark is not None:
+            self._drain_mark.close()
         if self._orphaned():  # nobody will do it after us
             debris.sweep(self.config.engine_id, RELEASE_SECONDS)
 

@@ -34,7 +34,10 @@ class DrainMark:
             self._path("serving").replace(self._path("draining"))
 
     def close(self) -> None:
-        """Let go of the mark, as the launcher's end does."""
+        """Take the mark away. That of a launcher which was killed is locked by nobody, and counts for nothing."""
+        for state in ("serving", "draining"):
+            with contextlib.suppress(OSError):
+                self._path(state).unlink()
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -30,9 +30,10 @@ def held(path):
     except OSError:
         pass
     return False
-while any([held(path) for end in (".lock", "-serving", "-draining") for path in glob.glob(base + "*" + end)]):
-    told = glob.glob(base + "*-draining") or not glob.glob(base + "*-serving")
-    if not told and time.monotonic() > patience:
+def alive(end):
+    return any([held(path) for path in glob.glob(base + "*" + end)])
+while alive(".lock") or alive("-serving") or alive("-draining"):
+    if time.monotonic() > patience and alive("-serving") and not alive("-draining"):
         break
     time.sleep(0.5)
 """.strip()

@@ -141,6 +141,23 @@ def test_in_a_pod_without_the_launcher_the_engine_s_end_decides(tmp_path: Path) 
         assert waits(process)
 
 
+def test_the_mark_of_a_launcher_that_was_killed_hurries_nobody(tmp_path: Path) -> None:
+    (tmp_path / f"{debris.NAME}{debris.tag('killed')}-serving").touch()
+    with held(lock(tmp_path)), hook(tmp_path, patience=0) as process:
+        assert waits(process)
+    with hook(tmp_path) as process:
+        assert process.wait(SECONDS) == 0
+
+
+def test_a_launcher_takes_its_mark_away(tmp_path: Path) -> None:
+    mark = DrainMark("a", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    mark.drain()
+    assert len(list(tmp_path.iterdir())) == 1
+    mark.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_standby_beside_one_that_drains_hurries_nobody(tmp_path: Path) -> None:
     first, second = DrainMark("a", tmp_path), DrainMark("b", tmp_path)
     first.drain()
