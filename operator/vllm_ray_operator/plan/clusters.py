@@ -18,13 +18,17 @@ from vllm_ray_operator.plan.world import World
 
 
 def replaced(
-    world: World, cluster: Chosen[ResolvedCluster], kept: Mapping[str, Chosen[ResolvedCluster]]
+    world: World, cluster: Chosen[ResolvedCluster], kept: Mapping[str, Chosen[ResolvedCluster]], *, held: bool
 ) -> frozenset[int]:
-    """Return the indices of the replicas in whose place others come up beside them, in other RayClusters."""
+    """Return the indices of the replicas in whose place others come up beside them, in other RayClusters.
+
+    One that has no attempt is not among them: it moves itself, unless the roll is held (`settle`).
+    """
     spec = world.deployment.spec
     if spec.rollout.cluster_upgrade != "BlueGreen" or spec.suspend:
         return frozenset()
-    before = {r.index: kept.get(r.cluster_revision or "") for r in world.deployment.status.replicas}
+    stay = [r for r in world.deployment.status.replicas if held or r.attempts]
+    before = {r.index: kept.get(r.cluster_revision or "") for r in stay}
     return frozenset(index for index, chosen in before.items() if chosen and chosen.digest != cluster.digest)
 
 

@@ -68,7 +68,7 @@ def plan(world: World, now: datetime, new_nonce: Callable[[], str], defaults: De
     if count < spec.replicas:
         world = replace(world, problems=(_too_many(spec.replicas, room), *world.problems))
     limits = rollout.limits(spec.rollout, count)
-    old = clusters.replaced(world, cluster, kept[0])
+    old = clusters.replaced(world, cluster, kept[0], held=held)
     if old:
         chosen = roster.choose_beside(world, count, old, held=held)
     else:

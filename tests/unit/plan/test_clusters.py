@@ -472,6 +472,20 @@ def test_changed_to_a_third_in_the_middle() -> None:
     assert all(line.startswith("Ready1  Ready2") for line in log if "Ready5" not in line)
 
 
+def test_changed_to_a_third_those_that_never_began_move_themselves() -> None:
+    play = Play(blue(cluster=OWN), lame=is_at("2.61.0"))
+    play.scene.change(cluster=NEW)
+    play.run(20)
+    assert play.log[-1] == "Ready1  Ready2  Pending  Pending | A0 A1 B2 B3"
+    play.scene.change(cluster=NEWER)
+    log = play.until_rest()
+    assert log[:2] == [
+        "Ready1  Ready2  Pending  Pending | A0 A1",
+        "Ready1  Ready2  Starting3  Starting4 | A0 A1 C2 C3",
+    ], "nothing comes up beside what has nothing to lose"
+    assert log[-1] == "2:Ready3  3:Ready4 | C2 C3"
+
+
 def test_scaled_and_suspended_in_the_middle() -> None:
     play = Play(blue())
     play.scene.change(cluster={"rayVersion": "2.61.0"})
