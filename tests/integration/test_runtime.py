@@ -8,219 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-import yaml
 
 from e2e.cluster.layout import Layout
-from e2e.kube import Kube
 from e2e.waiting import wait_for
-from vllm_ray_operator.plan import names
+from tests.integration.lab import Cluster, Object, Operators, reconciled, vllm_deployment
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "charts" / "vllm-ray-operator"
-LEASE = "vllm-ray-operator"
 RAY_CRD = "rayclusters.ray.io"
 AT_REST_SECONDS = float(os.environ.get("VRO_AT_REST_SECONDS", "30"))
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
-
-Object = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Account:
-    """A service account: who it is in the audit log, and its kubeconfig."""
-
-    user: str
-    kubeconfig: Path
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The API server, a namespace of ours, and the rights that the chart gives the operator.
-
-    ``everywhere`` is its account when all namespaces are watched, ``here`` when only ours is.
-    """
-
-    kube: Kube
-    namespace: str
-    everywhere: Account
-    here: Account
-
-    def apply(self, *manifests: Object) -> None:
-        self.kube.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
-
-    def deployment(self, name: str) -> Object:
-        return self.kube.get("vllmdeployment", name, "-n", self.namespace)
-
-    def ray_clusters(self) -> list[Object]:
-        return self.kube.items("rayclusters.ray.io", "-n", self.namespace)
-
-    def holder(self) -> str | None:
-        holder: str | None = self.kube.get("lease", LEASE, "-n", self.namespace).get("spec", {}).get("holderIdentity")
-        return holder
-
-
-@dataclass
-class Operator:
-    """One operator process."""
-
-    process: subprocess.Popen[bytes]
-    health: int
-    metrics: int
-    log: Path
-
-    def get(self, port: int, path: str) -> tuple[int, str]:
-        """Return status and body; (0, what went wrong) if nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError as error:
-            return 0, str(error)
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, f"the operator ended with {self.process.returncode}\n{self.tail()}"
-        return self.get(self.health, "/readyz")[0] == 200
-
-    def is_leader(self) -> bool:
-        return "vllm_ray_operator_leader 1.0" in self.get(self.metrics, "/metrics")[1]
-
-    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
-        """Send a signal; return the exit code and how long it took."""
-        start = time.monotonic()
-        self.process.send_signal(number)
-        return self.process.wait(timeout=30), time.monotonic() - start
-
-    def tail(self) -> str:
-        return self.log.read_text()[-4000:]
-
-
-@dataclass
-class Operators:
-    """Starts operator processes, and ends those that a test leaves."""
-
-    cluster: Cluster
-    folder: Path
-    started: list[Operator] = field(default_factory=list)
-
-    def start(self, pod: str, namespaces: str = "", *, wait: bool = True) -> Operator:
-        health, metrics = free_port(), free_port()
-        log = self.folder / f"{pod}-{len(self.started)}.log"
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT / "operator"),
-            "KUBECONFIG": str((self.cluster.here if namespaces else self.cluster.everywhere).kubeconfig),
-            "POD_NAMESPACE": self.cluster.namespace,
-            "POD_NAME": pod,
-            "POD_UID": "uid-of-" + pod,
-            "VLLM_RAY_OPERATOR_HEALTH_PORT": str(health),
-            "VLLM_RAY_OPERATOR_METRICS_PORT": str(metrics),
-            "VLLM_RAY_OPERATOR_ENGINE_IMAGE": "registry.example/engine:1",
-            "VLLM_RAY_OPERATOR_NAMESPACES": namespaces,
-        }
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "vllm_ray_operator.runtime.main"],
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        operator = Operator(process, health, metrics, log)
-        self.started.append(operator)
-        if wait:
-            wait_for(f"operator {pod} to be ready", operator.is_ready, seconds=60, describe=operator.tail, poll=0.2)
-        return operator
-
-    def end(self) -> None:
-        for operator in self.started:
-            if operator.process.poll() is None:
-                operator.process.kill()
-                operator.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if "KUBECONFIG" not in os.environ or "VRO_CLUSTER" not in os.environ:
-        pytest.fail("KUBECONFIG and VRO_CLUSTER must name a control plane: run `make test-integration`")
-    tools = Path(os.environ["VRO_TOOLS"]) if "VRO_TOOLS" in os.environ else None
-    admin = Path(os.environ["KUBECONFIG"])
-    kube = Kube(tools, admin)
-    name = f"runtime-{secrets.token_hex(3)}"
-    folder = tmp_path_factory.mktemp("operator")
-    kube.kubectl("create", "namespace", name)
-    everywhere = account(kube, admin, name, f"{name}-all", folder)
-    here = account(kube, admin, name, f"{name}-here", folder, "--set", f"watchNamespaces={{{name}}}")
-    yield Cluster(kube, name, everywhere, here)
-    kube.kubectl("delete", "namespace", name, "--wait=false")
-    kube.kubectl("delete", "clusterrole", *(f"{name}-{one}" for one in ("all", "here", "all-nodes", "here-nodes")))
-    kube.kubectl("delete", "clusterrolebinding", *(f"{name}-{one}" for one in ("all", "all-nodes", "here-nodes")))
-
-
-def account(kube: Kube, admin: Path, namespace: str, name: str, folder: Path, *values: str) -> Account:
-    """Make the service account that the chart would, with its rights, and a kubeconfig for it."""
-    chart = ["template", name, str(CHART), "--namespace", namespace, "--show-only", "templates/rbac.yaml"]
-    kube.kubectl("apply", "-f", "-", stdin=kube.helm(*chart, "--set", f"fullnameOverride={name}", *values))
-    token = kube.kubectl("create", "token", name, "-n", namespace, "--duration=2h").strip()
-    config = yaml.safe_load(admin.read_text())
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    kubeconfig = folder / f"{name}.kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
-    return Account(f"system:serviceaccount:{namespace}:{name}", kubeconfig)
-
-
-@pytest.fixture
-def operators(cluster: Cluster, tmp_path: Path) -> Iterator[Operators]:
-    operators = Operators(cluster, tmp_path)
-    yield operators
-    operators.end()
-    cluster.kube.kubectl("delete", "vllmdeployments", "--all", "-n", cluster.namespace)
-    cluster.kube.kubectl("delete", "lease", LEASE, "-n", cluster.namespace, "--ignore-not-found")
-
-
-def vllm_deployment(cluster: Cluster, name: str = "chat", namespace: str = "", **spec: Any) -> Object:
-    return {
-        "apiVersion": "vllm-ray.dev/v1alpha1",
-        "kind": "VLLMDeployment",
-        "metadata": {"name": name, "namespace": namespace or cluster.namespace},
-        "spec": {"model": {"uri": "hf://org/model"}, **spec},
-    }
-
-
-def reconciled(cluster: Cluster, name: str = "chat") -> Callable[[], Object | None]:
-    """Probe for a deployment whose present generation was taken up, with a condition that tells so."""
-
-    def probe() -> Object | None:
-        found = cluster.deployment(name)
-        generation = found["metadata"]["generation"]
-        status = found.get("status", {})
-        conditions = [c for c in status.get("conditions", []) if c["type"] == "Ready"]
-        done = status.get("observedGeneration") == generation and conditions
-        return found if done and conditions[0]["observedGeneration"] == generation else None
-
-    return probe
 
 
 class Audit:
@@ -292,46 +94,6 @@ def test_a_change_of_a_child_leads_to_a_pass(cluster: Cluster, operators: Operat
         poll=0.2,
     )
     assert again
-
-
-@pytest.mark.parametrize("limited", [False, True], ids=["all namespaces", "one namespace"])
-def test_a_node_that_is_cordoned_leads_to_a_pass(limited: bool, cluster: Cluster, operators: Operators) -> None:
-    """Nodes are in no namespace: the right to see them is one for the whole cluster, whatever else is watched."""
-    node = f"{cluster.namespace}-{'limited' if limited else 'all'}"
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": node, "namespace": cluster.namespace, "labels": names.selector("chat")},
-        "spec": {"nodeName": node, "containers": [{"name": "ray", "image": "registry.example/engine:1"}]},
-    }
-    cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}, pod)
-    audit = Audit(cluster)
-    operator = operators.start("first", namespaces=cluster.namespace if limited else "")
-    cluster.apply(vllm_deployment(cluster))
-    wait_for("the new deployment to be taken up", reconciled(cluster), seconds=20, poll=0.2)
-
-    def passes() -> int:
-        return sum("/nodes?" in r["requestURI"] and r["verb"] == "list" for r in audit.requests())
-
-    seen, since = passes(), time.monotonic()
-
-    def quiet() -> bool:
-        nonlocal seen, since
-        if (now := passes()) != seen:
-            seen, since = now, time.monotonic()
-        return time.monotonic() - since > 3
-
-    wait_for("the operator to come to rest", quiet, seconds=30, describe=operator.tail, poll=0.2)
-    try:
-        cluster.kube.kubectl("cordon", node)
-        wait_for("a pass", lambda: passes() > seen, seconds=3, describe=operator.tail, poll=0.2)
-        wait_for("the operator to come to rest", quiet, seconds=30, describe=operator.tail, poll=0.2)
-        cluster.kube.kubectl("uncordon", node)
-        wait_for("another pass", lambda: passes() > seen, seconds=3, describe=operator.tail, poll=0.2)
-        assert not refused(audit), "the chart's role does not suffice"
-    finally:
-        cluster.kube.kubectl("delete", "node", node)
-        cluster.kube.kubectl("delete", "pod", node, "-n", cluster.namespace, "--grace-period=0", "--force")
 
 
 def test_applied_again_right_after_its_deletion_it_gets_a_ray_cluster_of_its_own(
