@@ -35,12 +35,17 @@ class Request:
 class Load:
     """Clients on a node. ``requests`` grows until ``stop``."""
 
-    def __init__(self, cluster: str, node: str, deployment: Mapping[str, Any], *, count: int, period: float) -> None:
-        """``count`` clients of each of four kinds (see load_client), each with a request every ``period`` seconds."""
+    def __init__(
+        self, cluster: str, node: str, deployment: Mapping[str, Any], *, count: int, period: float, url: str = ""
+    ) -> None:
+        """``count`` clients of each of four kinds (see load_client), each with a request every ``period`` seconds.
+
+        They ask through the Service, or straight at ``url``.
+        """
         self.requests: list[Request] = []
         self._streams = Streams(cluster)
-        url, model = deployment["status"]["endpoint"], served_name(deployment)
-        command = ["python3", str(CLIENT), url, model, str(count), str(period)]
+        where, model = url or deployment["status"]["endpoint"], served_name(deployment)
+        command = ["python3", str(CLIENT), where, model, str(count), str(period)]
         self._streams.on_node(node, command, lambda told: self.requests.append(Request(**told)))
 
     def stop(self) -> None:

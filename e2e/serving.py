@@ -63,11 +63,29 @@ def chat(kube: Kube, deployment: Mapping[str, Any], prompt: str) -> dict[str, An
     return result
 
 
-def head_pod(kube: Kube, deployment: Mapping[str, Any]) -> str:
-    """Return the name of the pod of the deployment's Ray head."""
-    selector = f"ray.io/cluster={deployment['status']['rayCluster']},ray.io/node-type=head"
+def head_pod(kube: Kube, deployment: Mapping[str, Any], index: int | None = None) -> str:
+    """Return the name of the pod of a Ray head: of that replica's, or of the first replica's that serves.
+
+    Raises:
+        LookupError: there is none, for instance because no replica serves.
+    """
+    selector = f"ray.io/cluster={ray_cluster(deployment, index)},ray.io/node-type=head"
     heads = kube.items("pods", "-n", deployment["metadata"]["namespace"], "-l", selector)
+    if not heads:
+        raise LookupError(f"there is no pod with {selector}")
     return str(heads[0]["metadata"]["name"])
+
+
+def ray_cluster(deployment: Mapping[str, Any], index: int | None = None) -> str:
+    """Return the name of the RayCluster that a replica is in, or the first that serves.
+
+    Raises:
+        LookupError: no such replica serves.
+    """
+    for replica in deployment["status"]["replicas"]:
+        if index in (None, replica["index"]) and replica["phase"] == "Ready":
+            return str(replica["attempt"]["rayCluster"])
+    raise LookupError(f"replica {'of any index' if index is None else index} does not serve: {describe(deployment)}")
 
 
 def served_name(deployment: Mapping[str, Any]) -> str:

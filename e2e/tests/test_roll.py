@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
 from e2e.demo import EXAMPLE
 from e2e.kube import Kube
-from e2e.load import Load, Request, tally
 from e2e.serving import describe, is_ready, wait_ready
+from e2e.tests.load import load, outcome
 from e2e.waiting import say, wait_for
 
 NAME = "roll"
-
-
-@contextmanager
-def load(resource: dict[str, Any]) -> Iterator[list[Request]]:
-    """Send requests through the Service all the time."""
-    cluster = os.environ["VRO_CLUSTER"]
-    clients = Load(cluster, f"{cluster}-node1", resource, count=1, period=1.0)
-    try:
-        wait_for("all kinds of clients to be served", lambda: len({r.kind for r in clients.requests}) == 4, seconds=60)
-        yield clients.requests
-    finally:
-        clients.stop()
 
 
 def worker_uids(kube: Kube) -> set[str]:
@@ -59,8 +44,7 @@ def test_a_changed_environment_rolls_under_load_without_a_failed_request(kube: K
             env = [{"name": "ROLLED", "value": "1"}]
             kube.kubectl("patch", "vd", NAME, "--type=merge", "-p", json.dumps({"spec": {"engine": {"env": env}}}))
             wait_for("the roll", rolled, seconds=600, poll=0.5, describe=lambda: describe(latest))
-        result = tally(requests, 0, time.time())
-        say(f"the load: {result}")
+        result = outcome(requests)
         say(f"cold starts: {[round(cold_start(r), 1) for r in before['status']['replicas']]} s")
         say(f"away in the roll: {[round(away(seen, index), 1) for index in (0, 1)]} s")
         replicas = latest["status"]["replicas"]
