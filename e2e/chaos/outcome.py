@@ -55,9 +55,16 @@ class Seen:
         found = (r.get("lastFailure") for r in self.status.get("replicas", []))
         return {f["attempt"]: f["reason"] for f in found if f}
 
+    @property
+    def stops(self) -> list[str]:
+        """Why attempts are being stopped."""
+        found = (r.get("attempt") or {} for r in self.status.get("replicas", []))
+        return [attempt["stop"]["reason"] for attempt in found if attempt.get("stop")]
+
     def reasons(self, known: Collection[int]) -> list[str]:
-        """Return what is said to be wrong: failures of attempts, those that are known already left out; conditions."""
+        """Return what is said to be wrong: failures of attempts, those that are known left out; stops; conditions."""
         named = [reason for attempt, reason in self.failures.items() if attempt not in known]
+        named += self.stops
         named += [str(self._condition(kind).get("reason", "")) for kind in ("Ready", "ClusterReady", "Degraded")]
         return [reason for reason in named if reason and reason not in NO_NEWS]
 

@@ -198,10 +198,9 @@ def _degraded(situation: Situation, main: Verdict, cluster: Verdict, problems: S
     wanted, rollout = situation.running, situation.rollout
     if problems or (cluster.status == "False" and cluster.reason not in _HARMLESS):
         return Verdict("True", main.reason, main.message)
-    # A replica in a crash loop stays one while it is ready for now. What is wrong with an attempt that served is not
-    # what ended the one before.
+    # A replica in a crash loop stays one while it is ready for now.
     loop = situation.crash_loop_after
-    failed = [r for r in wanted if _has_failed(r) and (r.phase not in ("Ready", "NotReady") or r.failures >= loop)]
+    failed = [r for r in wanted if _has_failed(r) and (not _got_ready(r) or r.failures >= loop)]
     worst = max(failed, key=lambda r: r.failures, default=None)
     if worst is not None and worst.last_failure is not None:
         failure = worst.last_failure
@@ -222,6 +221,14 @@ def _has_failed(replica: ReplicaStatus) -> bool:
     """Whether a failure is not made good yet; it is counted only when its attempt is gone."""
     stop = replica.attempt.stop if replica.attempt is not None else None
     return replica.failures > 0 or (stop is not None and stop.failure)
+
+
+def _got_ready(replica: ReplicaStatus) -> bool:
+    """Whether the present attempt served, and has not failed: what it may lack now is not what ended the one before."""
+    attempt = replica.attempt
+    if attempt is not None and attempt.stop is not None:
+        return attempt.ready_time is not None and not attempt.stop.failure
+    return replica.phase in ("Ready", "NotReady")
 
 
 def _why_not_ready(unready: Sequence[ReplicaStatus], cluster: Verdict) -> tuple[str, str]:

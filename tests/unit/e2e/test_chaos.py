@@ -110,6 +110,12 @@ def test_reasons_are_told_once_in_their_order_and_old_failures_are_no_news() -> 
     assert outcome.named(looks, {3}, BEGAN) == (("NotReady", 1.0), ("WorkerDied", 2.0))
 
 
+def test_the_reason_of_a_stop_is_told() -> None:
+    stopped = {"index": 0, "attempt": {"number": 5, "stop": {"reason": "PodsDeleted"}}}
+    looks = [seen(0.5), Seen(BEGAN + 1, 2, {**seen(0).status, "replicas": [stopped, {"index": 1}]})]
+    assert outcome.named(looks, (), BEGAN) == (("PodsDeleted", 1.0),)
+
+
 def test_ready_again_is_the_last_time() -> None:
     assert outcome.ready_again([seen(-5)], BEGAN) == 0.0
     assert outcome.ready_again([seen(-5), seen(3, ready=False)], BEGAN) is None

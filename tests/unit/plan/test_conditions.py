@@ -31,7 +31,7 @@ def replica(
 ) -> ReplicaStatus:
     last = FAILURE if failures or (stop and stop.failure) else None
     cluster = build.cluster("c", [build.head(), build.pod("w0")])
-    attempt = build.attempt_on(cluster, stop=stop) if stop else None
+    attempt = build.attempt_on(cluster, stop=stop, ready_time=NOW) if stop else None
     return ReplicaStatus(
         index=index, phase=phase, message=message, failures=failures, last_failure=last, attempt=attempt
     )
@@ -144,6 +144,12 @@ CASES: dict[str, Case] = {
     ),
     "stopped on purpose": Case(
         [replica("Stopping", stop=build.stop(failure=False))], "False Stopping", "True Stopping", "False AsExpected"
+    ),
+    "stopped on purpose, and the attempt before has failed": Case(
+        [replica("Draining", failures=1, stop=build.stop(failure=False))],
+        "False Draining",
+        "True Draining",
+        "False AsExpected",
     ),
     "crash loop": Case([replica("Backoff", failures=3)], "False OutOfMemory", "True OutOfMemory", "True CrashLoop"),
     "ready after a crash loop, for now": Case(
