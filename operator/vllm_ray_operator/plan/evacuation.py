@@ -11,6 +11,7 @@ from vllm_ray_operator.plan import adoption, pods, roster, stopping
 from vllm_ray_operator.plan.actions import Action, Delete, Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.rollout import Limits
+from vllm_ray_operator.plan.world import Pod
 
 
 def take(aim: Aim, drafts: Iterable[Draft], limits: Limits) -> None:
@@ -23,10 +24,9 @@ def take(aim: Aim, drafts: Iterable[Draft], limits: Limits) -> None:
             # It takes all along: they leave together, or not at all.
             why = f"node {head.node} of the Ray cluster's head is cordoned"
             _take(aim, [draft for draft in drafts if _runs_in(draft, cluster.name)], why, ready)
-    for draft in sorted(drafts, key=lambda d: (roster.worth(d.status), d.status.index)):
-        attempt = draft.status.attempt
-        if attempt is not None and attempt.stop is None and (leaving := pods.cordoned(attempt, aim.world)):
-            _take(aim, [draft], pods.why_cordoned(leaving), ready)
+    leaving = [(draft, found) for draft in drafts if (found := _cordoned(aim, draft))]
+    for draft, found in sorted(leaving, key=lambda one: (roster.worth(one[0].status), one[0].status.index)):
+        _take(aim, [draft], pods.why_cordoned(found), ready)
 
 
 class _Ready:
@@ -34,6 +34,11 @@ class _Ready:
 
     def __init__(self, number: int, stay: int) -> None:
         self.number, self.stay = number, stay
+
+
+def _cordoned(aim: Aim, draft: Draft) -> list[Pod]:
+    attempt = draft.status.attempt
+    return pods.cordoned(attempt, aim.world) if attempt is not None and attempt.stop is None else []
 
 
 def _runs_in(draft: Draft, cluster: str) -> bool:
