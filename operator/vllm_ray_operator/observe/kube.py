@@ -22,6 +22,7 @@ from vllm_ray_operator.clients.protocols import (
     RAY_CLUSTERS,
     SERVICES,
     VLLM_DEPLOYMENTS,
+    Forbidden,
     KindMissing,
     Kube,
     NotFound,
@@ -66,13 +67,12 @@ async def read(kube: Kube, key: Key) -> Objects | None:
         return None
     selector = names.selector(key.name)
     ours = (PODS, SERVICES, ENDPOINT_SLICES, POD_DISRUPTION_BUDGETS, CONTROLLER_REVISIONS)
-    (listed, problems), nodes, (pods, services, slices, budgets, revisions) = await asyncio.gather(
+    (listed, problems), cordoned, (pods, services, slices, budgets, revisions) = await asyncio.gather(
         _clusters(kube, key.namespace, selector),
-        kube.list(NODES, "", {}, fields=CORDONED),
+        _cordoned(kube),
         asyncio.gather(*(kube.list(kind, key.namespace, selector) for kind in ours)),
     )
     clusters = [cluster for cluster in listed if not _is_doomed(cluster, resource)]
-    cordoned = frozenset(node["metadata"]["name"] for node in nodes)
     by_cluster: dict[str, list[Object]] = {cluster["metadata"]["name"]: [] for cluster in clusters}
     orphans: list[Object] = []
     for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
@@ -90,6 +90,14 @@ async def read(kube: Kube, key: Key) -> Objects | None:
         budgets={b["metadata"]["name"]: b for b in budgets},
         problems=problems,
     )
+
+
+async def _cordoned(kube: Kube) -> frozenset[str]:
+    """Return the nodes that are cordoned; none where our rights end at namespaces."""
+    try:
+        return frozenset(node["metadata"]["name"] for node in await kube.list(NODES, "", {}, fields=CORDONED))
+    except Forbidden:
+        return frozenset()
 
 
 async def _clusters(

@@ -86,8 +86,7 @@ async def find_dashboards(
             if cluster.head_ready and cluster.head is not None:
                 endpoints[cluster.name] = endpoint
 
-    alive = [cluster for cluster in clusters if cluster.head is not None or cluster.outlives_head]
-    await limit.gather(map(find, alive))
+    await limit.gather(map(find, clusters))
     return Access(endpoints, tokens, errors, tuple(sorted(problems, key=lambda problem: problem.message)))
 
 

@@ -4,7 +4,8 @@ A budget counts pods, but a replica counts whole. So one budget is for the pods 
 at most one of them to evictions, and none when no further replica may be unavailable. The replica whose pod goes
 drains, serves no more, and is not in the selector any more: its other pods may go too, and one of the next replica if
 another may be unavailable. In between nothing can go: the evicted pod is missing, and the API server refuses evictions
-until a budget's change has been taken in.
+until a budget's change has been taken in. All that as long as an operator keeps them: to a budget that nobody changes a
+pod that was made anew is as good as one with an engine.
 
 Heads have a budget of their own, which leaves none of them: all engines of a RayCluster go with its head, undrained,
 unless what the head knows is kept elsewhere.

@@ -22,10 +22,9 @@ def fault(aim: Aim, attempt: Attempt, view: AttemptView) -> str:
     """Say that an attempt is lost with the node of its head; "" if it is not, or may not be."""
     cluster = aim.world.cluster(attempt.ray_cluster)
     head = cluster.lost_head if cluster is not None else None
-    serves = view.engine is not None and view.engine.ready
-    if head is None or _left(aim, head) > 0 or view.job is not None or view.unasked or serves:
+    if head is None or _left(aim, head) > 0 or _answers(view):
         return ""
-    return f"node {head.node} of the Ray cluster's head does not answer, and neither does Ray"
+    return f"node {head.node} of the Ray cluster's head does not answer, and neither does Ray nor the engine"
 
 
 def let_go(aim: Aim) -> list[Action]:

@@ -66,8 +66,7 @@ def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
         return
     stop = stop_of(aim, attempt, aim.view(attempt), reason, message, failure=False)
     timeout = timedelta(seconds=aim.world.deployment.spec.engine.drain_timeout_seconds)
-    ends = [pod.ends - timedelta(seconds=STOP_SECONDS) for pod in pods.deleted(attempt, aim.world) if pod.ends]
-    deadline = min([aim.now + timeout, *ends])
+    deadline = _within_pods(aim, attempt, aim.now + timeout)
     if draft.status.phase == "Ready" and deadline > aim.now:
         stop = stop.model_copy(update={"drain_deadline": deadline})
     draft.set(
@@ -177,13 +176,20 @@ def _drain(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Attempt
     gone = fence.head_lost(attempt, aim.world) or (view.job is not None and not runs(view))
     settled = (aim.now - stored.time).total_seconds() >= PROPAGATION_SECONDS
     drained = settled and view.engine is not None and view.engine.drained is True
-    left = (stored.drain_deadline - aim.now).total_seconds() if stored.drain_deadline else 0.0
+    deadline = _within_pods(aim, attempt, stored.drain_deadline or aim.now)
+    left = (deadline - aim.now).total_seconds()
     if gone or drained or left <= 0:
         return attempt.model_copy(update={"stop": stored.model_copy(update={"drained_time": aim.now})})
     if view.engine is not None and view.engine.drained is None:
         draft.actions.append(DrainEngine(attempt.instance_id))
     draft.wake(min(left, DRAIN_POLL_SECONDS))
     return attempt
+
+
+def _within_pods(aim: Aim, attempt: Attempt, deadline: datetime) -> datetime:
+    """Return the end of a drain: earlier if pods of the attempt are being deleted and are killed before."""
+    ends = (pod.ends - timedelta(seconds=STOP_SECONDS) for pod in pods.deleted(attempt, aim.world) if pod.ends)
+    return min([deadline, *ends])
 
 
 def _recycle(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: AttemptView) -> Attempt:

@@ -42,9 +42,9 @@ RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 class Watches:
     """kopf's watches, started again when they end.
 
-    ``changed`` gets the key of every event. ``is_served`` tells whether the API server knows a kind. ``take_signals``
-    is called after each start: kopf has the process's signal handlers for itself by then, and they are not its business
-    here.
+    ``changed`` gets the key of every event. ``is_served`` tells whether the API server knows a kind, ``may_see_nodes``
+    whether nodes may be watched: without that right a cordon is not seen, and all else is. ``take_signals`` is called
+    after each start: kopf has the process's signal handlers for itself by then, and they are not its business here.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class Watches:
         namespaces: Sequence[str],
         changed: Callable[[Key], None],
         is_served: Callable[[Resource], Awaitable[bool]],
+        may_see_nodes: Callable[[], Awaitable[bool]],
         take_signals: Callable[[], None],
     ) -> None:
         self._namespaces = tuple(namespaces)
         self._is_served = is_served
         self._take_signals = take_signals
-        self._registry = registry(changed)
+        self._changed = changed
+        self._may_see_nodes = may_see_nodes
         self._insights = Insights()
 
     def unready(self) -> str:
@@ -89,11 +91,12 @@ class Watches:
         It is not left to ``kopf.operator``, which in the end cancels every task of the loop.
         """
         self._insights = Insights()
+        handlers = registry(self._changed, nodes=await self._may_see_nodes())
         tasks: list[asyncio.Task[Any]] = []
         appearance = asyncio.create_task(self._wait_for_unwatched(), name="watch for kinds")
         try:
             tasks += await kopf.spawn_tasks(
-                registry=self._registry,
+                registry=handlers,
                 settings=settings(),
                 # kopf would make one of the user's name, which an arbitrary user id in a container does not have.
                 identity=cast(Any, names.MANAGER),
@@ -132,8 +135,8 @@ class Watches:
         return [kind for kind in (VLLM_DEPLOYMENTS, *CHILDREN) if (_group(kind), kind.plural) not in watched]
 
 
-def registry(changed: Callable[[Key], None]) -> kopf.OperatorRegistry:
-    """Return kopf's handlers."""
+def registry(changed: Callable[[Key], None], *, nodes: bool) -> kopf.OperatorRegistry:
+    """Return kopf's handlers. ``nodes``: also of them."""
     result = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=result)
@@ -153,6 +156,8 @@ def registry(changed: Callable[[Key], None]) -> kopf.OperatorRegistry:
     for kind in CHILDREN:
         kopf.on.event(*_selector(kind), registry=result)(child_changed)
 
+    if not nodes:
+        return result
     tenants = Tenants()
 
     @kopf.on.event(*_selector(PODS), registry=result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import random
 import secrets
 import signal
@@ -15,7 +16,7 @@ from vllm_ray_operator.act import execute
 from vllm_ray_operator.clients.bundle import Clients, Key
 from vllm_ray_operator.clients.engine import EngineClient
 from vllm_ray_operator.clients.kube import KubeClient
-from vllm_ray_operator.clients.protocols import KindMissing, Kube, Resource
+from vllm_ray_operator.clients.protocols import CORDONED, NODES, Forbidden, KindMissing, Kube, Resource
 from vllm_ray_operator.clients.ray import RayClient
 from vllm_ray_operator.observe import observe
 from vllm_ray_operator.plan import names
@@ -31,6 +32,8 @@ from vllm_ray_operator.runtime.queue import WorkQueue
 from vllm_ray_operator.runtime.reconciler import Reconciler
 from vllm_ray_operator.runtime.settings import Settings
 from vllm_ray_operator.runtime.watches import Watches
+
+log = logging.getLogger(__name__)
 
 LEASE_NAME = "vllm-ray-operator"
 
@@ -76,6 +79,7 @@ async def _run(settings: Settings, clients: Clients) -> int:
         settings.namespaces,
         changed=queue.add,
         is_served=functools.partial(is_served, clients.kube, namespace),
+        may_see_nodes=functools.partial(may_see_nodes, clients.kube),
         take_signals=functools.partial(take_signals, stop),
     )
     process = Process(
@@ -101,6 +105,16 @@ async def _run(settings: Settings, clients: Clients) -> int:
         return await process.run()
     finally:
         await server.close()
+
+
+async def may_see_nodes(kube: Kube) -> bool:
+    """Return whether we have the right to see which nodes are cordoned; say what is done without it."""
+    try:
+        await kube.list(NODES, "", {}, fields=CORDONED)
+    except Forbidden as error:
+        log.warning("replicas leave no node that is cordoned, only when their pods are deleted: %s", error)
+        return False
+    return True
 
 
 async def is_served(kube: Kube, namespace: str, resource: Resource) -> bool:

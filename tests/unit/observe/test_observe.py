@@ -145,7 +145,8 @@ async def test_the_cluster_and_its_pods(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_engines_that_outlive_a_head_are_asked_while_there_is_none(lab: Lab, kept: bool) -> None:
+async def test_engines_are_asked_while_there_is_no_head(lab: Lab, kept: bool) -> None:
+    """They may outlive it; and that they do not answer either must be seen before a lost head is given up."""
     lab.attempt_is(**SEEN, endpoint={"address": WORKER_IP, "port": 8000, "pod": "w", "node": "n"})
     stored = lab.kube.peek(RAY_CLUSTERS, "default", CLUSTER)
     assert stored is not None
@@ -155,7 +156,7 @@ async def test_engines_that_outlive_a_head_are_asked_while_there_is_none(lab: La
     head = next(pod for pod in lab.kube.objects(PODS) if pod["metadata"]["labels"]["ray.io/node-type"] == "head")
     lab.kube.remove(PODS, "default", head["metadata"]["name"])
     seen = await lab.see()
-    assert (seen.world.attempts[ID].unasked, set(seen.engines)) == (not kept, {ID} if kept else set())
+    assert (seen.world.attempts[ID].unasked, set(seen.engines)) == (False, {ID})
     assert seen.ray == {}, "there is no dashboard to ask"
     assert seen.world.clusters[0].outlives_head is kept
 
@@ -206,6 +207,13 @@ async def test_a_cluster_of_an_earlier_deployment_of_that_name_is_not_taken_over
         world = (await lab.see()).world
         assert [c.name for c in world.clusters] == ([CLUSTER] if there else [])
         assert len(world.orphans) == (0 if there else 3)
+
+
+async def test_without_the_right_to_see_nodes_no_cordon_is_seen_and_all_else_is(lab: Lab) -> None:
+    lab.kube.before.append(fail_always(Forbidden("nodes is forbidden", 403), verb="list", resource=NODES))
+    world = (await lab.see()).world
+    assert [pod.cordoned for pod in world.clusters[0].pods] == [False] * 3
+    assert world.problems == ()
 
 
 async def test_revisions(lab: Lab) -> None:

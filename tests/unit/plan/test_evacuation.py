@@ -132,6 +132,25 @@ def test_a_drain_ends_before_the_pod_does(grace: float, drain: float | None) -> 
     assert (stop.reason, stop.drain_deadline) == ("PodDeleted", None if drain is None else later(drain))
 
 
+@pytest.mark.parametrize("grace", [90.0, 20.0])
+def test_a_drain_that_has_begun_ends_before_the_pod_does(grace: float) -> None:
+    """As in kubectl drain: the cordon first, then the eviction, with the grace that the pod was made with."""
+    play = Play(spec_with(engine=DRAIN))
+    play.cordon(0)
+    play.step()
+    assert play.scene.attempt.stop is not None
+    assert play.scene.attempt.stop.drain_deadline == later(600)
+    play.evict(0, grace=grace)
+    last = play.scene.now + timedelta(seconds=grace - 10)
+    play.scene.now = last - timedelta(seconds=1)
+    assert not [a for a in play.step() if isinstance(a, StopJob)]
+    assert play.scene.last.wake_after is not None
+    assert play.scene.last.wake_after <= 1
+    play.scene.now = last
+    play.step()
+    assert [a for a in play.step() if isinstance(a, StopJob)]
+
+
 def test_fewer_replicas_are_those_whose_pods_go_anyway() -> None:
     play = Play(spec_with(replicas=3))
     play.evict(0)

@@ -58,7 +58,7 @@ def test_from_the_loss_to_a_new_head() -> None:
     assert [stop and (stop.reason, stop.failure, stop.recycle) for stop in stops] == [("HeadLost", True, False)] * 2
     assert scene.replica.last_failure is not None
     assert scene.replica.last_failure.message == (
-        "node node-9 of the Ray cluster's head does not answer, and neither does Ray"
+        "node node-9 of the Ray cluster's head does not answer, and neither does Ray nor the engine"
     )
     assert deleted(scene) == [("head", 0)]
     assert scene.events() == ["PodOnLostNode"]
@@ -128,6 +128,30 @@ def test_an_engine_that_serves_without_its_head_keeps_it_for_the_others() -> Non
     scene.step()
     assert deleted(scene) == []
     assert [r.attempt and r.attempt.stop and r.attempt.stop.reason for r in scene.status.replicas] == ["HeadLost", None]
+
+
+def test_an_engine_that_answers_is_not_given_up_although_it_is_not_ready() -> None:
+    """It may be loading, or stutter, in a RayCluster that outlives its head."""
+    scene = losing(replicas=1)
+    scene.change_cluster(outlives_head=True)
+    scene.see(AttemptView(job=None, engine=build.engine(ready=False)))
+    scene.now = later(66)
+    assert deleted(scene) == []
+    assert scene.attempt.stop is None
+    scene.see(AttemptView(job=None, engine=build.engine()))
+    scene.step()
+    assert scene.phase == "Ready"
+
+
+def test_a_lost_head_that_is_being_deleted_is_let_go_although_a_replica_cannot_be_fenced() -> None:
+    """As after an eviction by its taint: the head is gone for us at once, and for Kubernetes never."""
+    scene = losing()
+    scene.change_pod("head", deleting=True)
+    scene.change_pod("w1-0", **LOST)
+    all_silent(scene)
+    scene.now = later(66)
+    scene.step()
+    assert ("head", 0) in deleted(scene)
 
 
 def test_a_ray_that_answers_is_asked_about_the_end_first() -> None:

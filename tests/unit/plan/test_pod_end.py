@@ -64,21 +64,31 @@ def hook(folder: Path, patience: float = 3600) -> Iterator[subprocess.Popen[byte
     (command,) = [c["lifecycle"]["preStop"]["exec"]["command"] for c in worker().worker["spec"]["containers"]]
     assert command[0] == "python3"
     assert command[3:] == [str(debris.SHARED_MEMORY / debris.NAME), "30"]
-    process = subprocess.Popen([sys.executable, *command[1:3], str(folder / debris.NAME), str(patience)])
+    arguments = [command[2], str(folder / debris.NAME), str(patience)]
+    process = subprocess.Popen([sys.executable, "-c", TELLING, *arguments], stdout=subprocess.PIPE)
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
+
+
+# Runs the hook, and says so each time that it waits for its next look.
+TELLING = """
+import sys, time
+slept = time.sleep
+def sleep(seconds):
+    print("waits", flush=True)
+    slept(seconds)
+time.sleep = sleep
+exec(sys.argv.pop(1))
+"""
 
 
 def waits(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it goes on for longer than it takes to look, and to look again."""
-    try:
-        process.wait(2)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
+    """Whether it goes on after a look, and after another."""
+    assert process.stdout is not None
+    return [process.stdout.readline() for _ in range(2)] == [b"waits\n"] * 2
 
 
 @contextmanager
@@ -121,8 +131,8 @@ def test_it_waits_for_the_launcher_too(tmp_path: Path) -> None:
 def test_an_engine_that_is_not_told_to_drain_is_not_waited_for(tmp_path: Path) -> None:
     """There is no operator, or the whole deployment goes."""
     mark = DrainMark("a", tmp_path)
+    began = time.monotonic()
     with held(lock(tmp_path)), hook(tmp_path, patience=1) as process:
-        began = time.monotonic()
         assert process.wait(SECONDS) == 0
         assert time.monotonic() - began >= 1
     mark.close()

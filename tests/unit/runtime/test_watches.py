@@ -14,18 +14,19 @@ from vllm_ray_operator.plan import names
 from vllm_ray_operator.runtime import watches
 
 
-def test_only_event_handlers_are_registered() -> None:
+@pytest.mark.parametrize("nodes", [True, False])
+def test_only_event_handlers_are_registered(nodes: bool) -> None:
     """All others leave annotations or finalizers on what they watch."""
-    registry = watches.registry(lambda _: None)
+    registry = watches.registry(lambda _: None, nodes=nodes)
     handlers = registry._watching.get_all_handlers()
-    assert len(handlers) == 1 + len(watches.CHILDREN) + 2, "pods have two, and there are nodes"
+    assert len(handlers) == 1 + len(watches.CHILDREN) + 2 * nodes, "with nodes, and then pods have two"
     for others in (registry._changing, registry._spawning, registry._indexing, registry._webhooks):
         assert not others.get_all_handlers()
 
 
 def handlers(changed: Callable[[Key], None]) -> Iterator[tuple[str, Any]]:
     """Each handler's function, and of what kind it is told."""
-    for handler in watches.registry(changed)._watching.get_all_handlers():
+    for handler in watches.registry(changed, nodes=True)._watching.get_all_handlers():
         assert handler.selector is not None
         yield str(handler.selector.any_name), handler.fn
 
