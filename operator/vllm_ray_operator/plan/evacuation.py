@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vllm_ray_operator.plan import adoption, pods, roster, stopping
+from vllm_ray_operator.plan import adoption, fence, pods, roster, stopping
 from vllm_ray_operator.plan.actions import Action, Delete, Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
 from vllm_ray_operator.plan.rollout import Limits
@@ -38,7 +38,7 @@ class _Ready:
 
 def _cordoned(aim: Aim, draft: Draft) -> list[Pod]:
     attempt = draft.status.attempt
-    return pods.cordoned(attempt, aim.world) if attempt is not None and attempt.stop is None else []
+    return fence.cordoned(attempt, aim.world) if attempt is not None and attempt.stop is None else []
 
 
 def _runs_in(draft: Draft, cluster: str) -> bool:

@@ -92,6 +92,16 @@ def survivors(attempt: Attempt, world: World) -> list[Pod]:
     return [world.pods[ref.uid] for ref in attempt.session.slot if _lives(ref, world)]
 
 
+def deleted(attempt: Attempt, world: World) -> list[Pod]:
+    """Return the pods that hold a part of an attempt and are being deleted, by an eviction for instance."""
+    return [pod for pod in survivors(attempt, world) if pod.deleting] if world.some_go else []
+
+
+def cordoned(attempt: Attempt, world: World) -> list[Pod]:
+    """Return the pods that hold a part of an attempt and whose nodes are to be emptied."""
+    return [pod for pod in survivors(attempt, world) if pod.cordoned] if world.some_go else []
+
+
 def holders(attempt: Attempt, world: World, group: str) -> list[ContainerRef]:
     """Return the containers that hold a part of the attempt or, as long as its job runs, may come to hold one."""
     kept = [ref for ref in attempt.session.slot if _lives(ref, world)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from vllm_ray_operator.api.status import Attempt
 from vllm_ray_operator.plan.actions import Action, Delete, Emit
 from vllm_ray_operator.plan.aim import Aim
-from vllm_ray_operator.plan.pods import LOST_SECONDS
+from vllm_ray_operator.plan.pods import LOST_SECONDS, patience_left
 from vllm_ray_operator.plan.world import AttemptView, Cluster, Pod
 
 
@@ -51,8 +51,7 @@ def _lost_heads(aim: Aim) -> list[tuple[Cluster, Pod]]:
 
 
 def _left(aim: Aim, head: Pod) -> float:
-    since = head.lost_since or aim.now
-    return LOST_SECONDS - (aim.now - since).total_seconds()
+    return patience_left(aim, head.lost_since) if head.lost_since is not None else LOST_SECONDS
 
 
 def _is_needed(aim: Aim, cluster: Cluster) -> bool:

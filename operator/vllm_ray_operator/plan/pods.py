@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
-from vllm_ray_operator.api.status import Attempt
-from vllm_ray_operator.plan import adoption, fence, names
+from vllm_ray_operator.plan import adoption, names
 from vllm_ray_operator.plan.actions import Delete, Emit
 from vllm_ray_operator.plan.aim import Aim, Draft
-from vllm_ray_operator.plan.world import Cluster, Pod, World
+from vllm_ray_operator.plan.world import Cluster, Pod
 
 # A pod on a node that has not answered for this long is not waited for. Kubernetes takes a node for lost after 50 s of
 # silence, from which this counts; one that restarts is back by then, as a rule.
@@ -17,14 +17,9 @@ LOST_SECONDS = 60.0
 GRACE_SECONDS = 30
 
 
-def deleted(attempt: Attempt, world: World) -> list[Pod]:
-    """Return the pods that hold a part of an attempt and are being deleted, by an eviction for instance."""
-    return [pod for pod in fence.survivors(attempt, world) if pod.deleting] if world.some_go else []
-
-
-def cordoned(attempt: Attempt, world: World) -> list[Pod]:
-    """Return the pods that hold a part of an attempt and whose nodes are to be emptied."""
-    return [pod for pod in fence.survivors(attempt, world) if pod.cordoned] if world.some_go else []
+def patience_left(aim: Aim, lost_since: datetime) -> float:
+    """Return for how long a pod on a node that does not answer is still waited for, in seconds; 0 or less: no more."""
+    return LOST_SECONDS - (aim.now - lost_since).total_seconds()
 
 
 def why_deleted(pods: Iterable[Pod]) -> str:
@@ -81,7 +76,7 @@ def let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
 def _let_go_if_lost(aim: Aim, draft: Draft, pod: Pod) -> None:
     if pod.lost_since is None:
         return
-    left = LOST_SECONDS - (aim.now - pod.lost_since).total_seconds()
+    left = patience_left(aim, pod.lost_since)
     if left > 0:
         draft.wake(left)
         return

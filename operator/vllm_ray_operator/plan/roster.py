@@ -116,7 +116,7 @@ def _worth_by_now(world: World, replica: ReplicaStatus) -> int:
     value = worth(replica)
     if value != SERVES or replica.attempt is None:
         return value
-    if world.some_go and any(pod.deleting for pod in fence.survivors(replica.attempt, world)):
+    if fence.deleted(replica.attempt, world):
         return NOTHING
     view = world.attempts.get(replica.attempt.instance_id)
     if view is None or view.engine is None:

@@ -113,9 +113,9 @@ def _decide(aim: Aim, draft: Draft, stored: Attempt, *, wanted: bool) -> None:
         found = aim.dismissal(draft.status)
     elif (attempt := draft.status.attempt) and attempt.stop and attempt.stop.reason == stopping.NODE_DRAINED:
         found = attempt.stop.reason, attempt.stop.message
-    elif leaving := pods.deleted(standby, aim.world):
-        found = "PodDeleted", pods.why_deleted(leaving)
-    elif leaving := pods.cordoned(standby, aim.world):
+    elif leaving := fence.deleted(standby, aim.world):
+        found = stopping.POD_DELETED, pods.why_deleted(leaving)
+    elif leaving := fence.cordoned(standby, aim.world):
         found = stopping.NODE_DRAINED, pods.why_cordoned(leaving)
     elif aim.is_outdated(draft.status.index, standby):
         found = "NewRevision", "the spec has changed"

@@ -16,6 +16,7 @@ from vllm_ray_operator.plan.starting import backoff_message
 from vllm_ray_operator.plan.world import TERMINAL, AttemptView, Job, Pod
 
 NODE_DRAINED = "NodeDrained"
+POD_DELETED = "PodDeleted"
 
 SLOW_FENCE_SECONDS = 5.0
 # In Ray's message when the job's supervisor was lost with its Ray node, which is a pod (Ray 2.60, ActorDiedError).
@@ -51,10 +52,10 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
         retire(aim, draft, *aim.dismissal(draft.status))
     elif attempt.ray_cluster != aim.home(draft.status).name:
         retire(aim, draft, "NewRevision", "the spec has changed")
-    elif leaving := pods.deleted(attempt, aim.world):
+    elif leaving := fence.deleted(attempt, aim.world):
         why = pods.why_deleted(leaving)
-        retire(aim, draft, "PodDeleted", why)
-        draft.actions.append(Emit("Normal", "PodDeleted", f"replica {draft.status.index} leaves: {why}"))
+        retire(aim, draft, POD_DELETED, why)
+        draft.actions.append(Emit("Normal", POD_DELETED, f"replica {draft.status.index} leaves: {why}"))
 
 
 def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
@@ -188,7 +189,7 @@ def _drain(aim: Aim, draft: Draft, attempt: Attempt, stored: Stop, view: Attempt
 
 def _within_pods(aim: Aim, attempt: Attempt, deadline: datetime) -> datetime:
     """Return the end of a drain: earlier if pods of the attempt are being deleted and are killed before."""
-    ends = (pod.ends - timedelta(seconds=STOP_SECONDS) for pod in pods.deleted(attempt, aim.world) if pod.ends)
+    ends = (pod.ends - timedelta(seconds=STOP_SECONDS) for pod in fence.deleted(attempt, aim.world) if pod.ends)
     return min([deadline, *ends])
 
 
