@@ -55,7 +55,7 @@ def decide(aim: Aim, draft: Draft, stored: Attempt, view: AttemptView, *, wanted
     elif leaving := fence.deleted(attempt, aim.world):
         why = pods.why_deleted(leaving)
         retire(aim, draft, POD_DELETED, why)
-        draft.actions.append(Emit("Normal", POD_DELETED, f"replica {draft.status.index} leaves: {why}"))
+        draft.actions.append(Emit("Normal", "PodDeleted", f"replica {draft.status.index} leaves: {why}"))
 
 
 def retire(aim: Aim, draft: Draft, reason: str, message: str) -> None:
