@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,12 +94,12 @@ def serving(resource: Object) -> int:
     return sum(replica["phase"] == "Ready" for replica in resource["status"]["replicas"])
 
 
-def summary(seen: list[Object]) -> list[str]:
-    """Return the different states that were seen, as the golden sequences of the unit tests have them."""
+def summary(seen: Iterable[list[Object]]) -> list[str]:
+    """Return the different states of the replicas that were seen, as the golden sequences of the unit tests."""
     lines: list[str] = []
-    for resource in seen:
+    for replicas in seen:
         parts = []
-        for replica in resource["status"]["replicas"]:
+        for replica in replicas:
             attempt, standby = replica.get("attempt"), replica.get("standby")
             number = attempt["number"] if attempt else ""
             parts.append(f"{replica['phase']}{number}" + (f"+{standby['number']}" if standby else ""))

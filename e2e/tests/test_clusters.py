@@ -42,7 +42,7 @@ def test_a_lost_head_takes_its_replica_and_the_other_serves_on(kube: Kube, apart
         assert result.failed == 0, result.errors
         assert result.sent > 50
     finally:
-        say("seen:\n  " + "\n  ".join(summary(seen)))
+        say("seen:\n  " + "\n  ".join(summary(resource["status"]["replicas"] for resource in seen)))
     healed, untouched = after["status"]["replicas"]
     assert healed["lastFailure"]["attempt"] == healed["lastFence"]["attempt"] == victim["number"]
     say(f"lost as {healed['lastFailure']['reason']}, gone by {healed['lastFence']['how']}")

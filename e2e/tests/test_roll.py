@@ -12,6 +12,7 @@ import yaml
 from e2e.demo import EXAMPLE
 from e2e.kube import Kube
 from e2e.serving import describe, is_ready, wait_ready
+from e2e.tests.deployed import summary
 from e2e.tests.load import load, outcome
 from e2e.waiting import say, wait_for
 
@@ -56,7 +57,7 @@ def test_a_changed_environment_rolls_under_load_without_a_failed_request(kube: K
         assert result.sent > 50
         assert result.moved > 0, "a client that kept its connection was sent away"
     finally:
-        say("seen:\n  " + "\n  ".join(summary(seen)))
+        say("seen:\n  " + "\n  ".join(summary(replicas for _, replicas in seen)))
         kube.kubectl("delete", "vd", NAME)
         wait_for("its pods to be gone", lambda: not worker_uids(kube), seconds=120)
 
@@ -72,18 +73,3 @@ def away(seen: list[tuple[float, list[dict[str, Any]]]], index: int) -> float:
     """Return for how long a replica was not ready."""
     moments = [at for at, replicas in seen if replicas[index]["phase"] != "Ready"]
     return moments[-1] - moments[0] if moments else 0.0
-
-
-def summary(seen: list[tuple[float, list[dict[str, Any]]]]) -> list[str]:
-    """Return the different states that were seen, as the golden sequences of the unit tests have them."""
-    lines: list[str] = []
-    for _, replicas in seen:
-        parts = []
-        for replica in replicas:
-            attempt, standby = replica.get("attempt"), replica.get("standby")
-            number = attempt["number"] if attempt else ""
-            parts.append(f"{replica['phase']}{number}" + (f"+{standby['number']}" if standby else ""))
-        line = "  ".join(parts)
-        if not lines or lines[-1] != line:
-            lines.append(line)
-    return lines

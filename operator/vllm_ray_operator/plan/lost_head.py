@@ -14,7 +14,7 @@ from __future__ import annotations
 from vllm_ray_operator.api.status import Attempt
 from vllm_ray_operator.plan.actions import Action, Delete, Emit
 from vllm_ray_operator.plan.aim import Aim
-from vllm_ray_operator.plan.pods import LOST_SECONDS, patience_left
+from vllm_ray_operator.plan.pods import patience_left, why_lost
 from vllm_ray_operator.plan.world import AttemptView, Cluster, Pod
 
 
@@ -22,7 +22,7 @@ def fault(aim: Aim, attempt: Attempt, view: AttemptView) -> str:
     """Say that an attempt is lost with the node of its head; "" if it is not, or may not be."""
     cluster = aim.world.cluster(attempt.ray_cluster)
     head = cluster.lost_head if cluster is not None else None
-    if head is None or _left(aim, head) > 0 or _answers(view):
+    if head is None or patience_left(aim, head) > 0 or _answers(view):
         return ""
     return f"node {head.node} of the Ray cluster's head does not answer, and neither does Ray nor the engine"
 
@@ -31,8 +31,8 @@ def let_go(aim: Aim) -> list[Action]:
     """Return what deletes lost heads that nothing needs any more."""
     actions = list[Action]()
     for cluster, head in _lost_heads(aim):
-        if _left(aim, head) <= 0 and not _is_needed(aim, cluster):
-            why = f"node {head.node} has not answered for {LOST_SECONDS:.0f} s"
+        if patience_left(aim, head) <= 0 and not _is_needed(aim, cluster):
+            why = why_lost(head)
             actions.append(Delete("Pod", head.name, head.uid, why, grace_seconds=0))
             text = f"RayCluster {cluster.name}: deleting its head pod {head.name}, {why}"
             actions.append(Emit("Warning", "PodOnLostNode", text))
@@ -41,17 +41,13 @@ def let_go(aim: Aim) -> list[Action]:
 
 def wakes(aim: Aim) -> list[float]:
     """Return when lost heads have been waited for long enough, in seconds."""
-    return [left for _, head in _lost_heads(aim) if (left := _left(aim, head)) > 0]
+    return [left for _, head in _lost_heads(aim) if (left := patience_left(aim, head)) > 0]
 
 
 def _lost_heads(aim: Aim) -> list[tuple[Cluster, Pod]]:
     """Return the lost heads of RayClusters that are to stay, with those."""
     there = ((cluster, cluster.lost_head) for cluster in aim.world.clusters if not cluster.deleting)
     return [(cluster, head) for cluster, head in there if head is not None]
-
-
-def _left(aim: Aim, head: Pod) -> float:
-    return patience_left(aim, head.lost_since) if head.lost_since is not None else LOST_SECONDS
 
 
 def _is_needed(aim: Aim, cluster: Cluster) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from datetime import datetime
 
 from vllm_ray_operator.plan import adoption, names
 from vllm_ray_operator.plan.actions import Delete, Emit
@@ -17,9 +17,14 @@ LOST_SECONDS = 60.0
 GRACE_SECONDS = 30
 
 
-def patience_left(aim: Aim, lost_since: datetime) -> float:
-    """Return for how long a pod on a node that does not answer is still waited for, in seconds; 0 or less: no more."""
-    return LOST_SECONDS - (aim.now - lost_since).total_seconds()
+def patience_left(aim: Aim, pod: Pod) -> float:
+    """Return for how long a pod whose node does not answer is still waited for, in seconds; 0 or less: no more."""
+    return math.inf if pod.lost_since is None else LOST_SECONDS - (aim.now - pod.lost_since).total_seconds()
+
+
+def why_lost(pod: Pod) -> str:
+    """Say in words that the node of a pod does not answer."""
+    return f"node {pod.node} has not answered for {LOST_SECONDS:.0f} s"
 
 
 def why_deleted(pods: Iterable[Pod]) -> str:
@@ -65,7 +70,7 @@ def let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
     unknown = adoption.obstacle(aim, cluster)  # an engine may run in it of which the status was lost
     for pod in cluster.slot(names.slot(draft.status.index)):
         if pod.lost_since is not None:
-            _let_go_if_lost(aim, draft, pod)
+            _let_go_of_lost(aim, draft, pod)
         elif pod.cordoned and not pod.deleting and not unknown:
             why = f"node {pod.node} is cordoned"
             draft.actions.append(Delete("Pod", pod.name, pod.uid, why, grace_seconds=GRACE_SECONDS))
@@ -73,14 +78,12 @@ def let_go(aim: Aim, draft: Draft, cluster: Cluster) -> None:
             draft.actions.append(Emit("Normal", "PodOnCordonedNode", text))
 
 
-def _let_go_if_lost(aim: Aim, draft: Draft, pod: Pod) -> None:
-    if pod.lost_since is None:
-        return
-    left = patience_left(aim, pod.lost_since)
+def _let_go_of_lost(aim: Aim, draft: Draft, pod: Pod) -> None:
+    left = patience_left(aim, pod)
     if left > 0:
         draft.wake(left)
         return
-    why = f"node {pod.node} has not answered for {LOST_SECONDS:.0f} s"
+    why = why_lost(pod)
     draft.actions.append(Delete("Pod", pod.name, pod.uid, why, grace_seconds=0))
     text = f"replica {draft.status.index}: deleting its pod {pod.name}, {why}"
     draft.actions.append(Emit("Warning", "PodOnLostNode", text))

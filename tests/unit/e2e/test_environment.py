@@ -19,14 +19,20 @@ ANSWERS = {
 }
 
 
-def test_the_machine_is_prepared_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, ...]] = []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The modules that are called, on a machine where all of them work."""
+    made: list[tuple[str, ...]] = []
 
     def module(*args: str) -> str:
-        calls.append(args)
+        made.append(args)
         return next((text for word, text in ANSWERS.items() if word in args), "")
 
     monkeypatch.setattr(environment, "module", module)
+    return made
+
+
+def test_the_machine_is_prepared_before_anything_else(calls: list[tuple[str, ...]]) -> None:
     found = environment.bring_up("mine")
     assert calls[0] == ("e2e.cluster", "prepare")
     assert calls[-1] == ("e2e.cluster", "--name", "mine", "load", "/operator.tar", "/engine-cpu.tar")
@@ -34,14 +40,7 @@ def test_the_machine_is_prepared_before_anything_else(monkeypatch: pytest.Monkey
     assert found.kube.kubeconfig == Path("/kubeconfig")
 
 
-def test_further_images_are_built_and_loaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, ...]] = []
-
-    def module(*args: str) -> str:
-        calls.append(args)
-        return next((text for word, text in ANSWERS.items() if word in args), "")
-
-    monkeypatch.setattr(environment, "module", module)
+def test_further_images_are_built_and_loaded_too(calls: list[tuple[str, ...]]) -> None:
     assert environment.bring_up(more=["redis"]).more == {"redis": "redis:1"}
     assert ("e2e.images", "build", "operator", "engine-cpu", "redis") in calls
     assert "/redis.tar" in calls[-1]
